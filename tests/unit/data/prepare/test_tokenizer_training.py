@@ -5,6 +5,7 @@ that they were not trained on.
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from mlbert.data.formats.added_words import add_words, read_words
+from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.data.prepare import tokenizer_training
 from mlbert.data.prepare.corpus_files import find_sources
@@ -22,7 +25,7 @@ from mlbert.data.prepare.tokenizer_folder import REPORT
 from mlbert.data.prepare.tokenizer_text import TextCounts, TokenizerText, read_text, source_names
 from mlbert.data.prepare.tokenizer_training import KINDS, train_tokenizer
 from mlbert.host.progress import Progress
-from programs import RunMlbert, wait_for, write_files
+from programs import RunMlbert, write_files
 from user_errors import assert_error_line, user_error
 
 SIZE = 512
@@ -213,30 +216,52 @@ def test_what_is_refused(
         train_tokenizer("unigram", [chinese], 320, executor=Executor())
 
 
+def test_words_that_save_most(
+    texts: Path, tmp_path: Path, run_mlbert: RunMlbert, assert_fails: Callable[..., str]
+) -> None:
+    run_mlbert("prepare", "tokenizer", texts, "--size", 512, "--out", tmp_path / "old")
+    words = ["prepare", "words", texts, "--tokenizer", tmp_path / "old", "--number", 20]
+    words += ["--out", tmp_path / "words.txt"]
+    status, printed, errors = run_mlbert(*words)
+    assert status == 0, errors
+    assert "words.txt: 20 words" in printed
+    chosen = read_words(tmp_path / "words.txt")
+    assert len(chosen) == 20
+    old = load_tokenizer(tmp_path / "old")
+    text = " ".join([*made_text(150), *made_text(150, 1)])
+    counts = [len(re.findall(rf"\b{word}\b", text)) for word in chosen]
+    pieces = [len(old.encode(f" {word}")) for word in chosen]
+    saved = [count * (number - 1) for count, number in zip(counts, pieces, strict=True)]
+    assert min(saved) > 0
+    assert sum(saved[:5]) > sum(saved[-5:])
+    added = add_words(old, chosen)
+    assert len(added.pieces) == 20
+    assert len(added.library.encode(text).ids) < len(old.encode(text))
+    assert_fails(words, "file.exists", "words.txt")
+
+
 @pytest.mark.slow
 def test_interrupted(tmp_path: Path) -> None:
     """Ctrl-C ends the library's own work at once, and leaves nothing."""
-    (tmp_path / "a.txt").write_text("\n\n".join(made_text(15000)))
-    words = [
-        "prepare",
-        "tokenizer",
-        tmp_path / "a.txt",
-        "--kind",
-        "unigram",
-        "--size",
-        "8192",
-        "--out",
-        tmp_path / "out",
+    draw = random.Random(0)
+    lines = [
+        " ".join("".join(draw.choices("abcdefghij", k=9)) for _ in range(60)) for _ in range(6000)
     ]
-    process = subprocess.Popen(
+    (tmp_path / "a.txt").write_text("\n\n".join(lines))
+    words = ["prepare", "tokenizer", tmp_path / "a.txt", "--kind", "unigram"]
+    words += ["--size", 8192, "--out", tmp_path / "out"]
+    with subprocess.Popen(
         [sys.executable, "-m", "mlbert", *map(str, words)],
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        stdout=subprocess.DEVNULL,
-    )
-    wait_for(lambda: (tmp_path / ".out.partial").exists() or process.poll() is not None, 60)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("training: "):  # all text is read
+                break
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
     assert process.returncode == 130, errors
     assert "interrupted" in errors
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

@@ -1,4 +1,6 @@
-"""``mlbert prepare tokenizer TEXT... --out DIR``: train a tokenizer on your own text."""
+"""``mlbert prepare tokenizer`` and ``words``: a tokenizer of your own text, and words to add to
+another one.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.prepare.options import Out, PoolArguments, say, with_options
+from mlbert.cli.prepare.options import Out, PoolArguments, counted, say, with_options
 from mlbert.data.formats.manifest import MAX_TOKENS
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.prepare.corpus_files import check_encoding, find_sources, format_counts
@@ -18,29 +20,48 @@ from mlbert.data.prepare.tokenizer_folder import (
     TokenizerRequest,
     make_tokenizer,
 )
+from mlbert.data.prepare.tokenizer_text import read_text
 from mlbert.data.prepare.tokenizer_training import KINDS, check_kind
+from mlbert.data.prepare.word_choice import choose_words, write_words
 from mlbert.host.console import console, new_table, safe
+from mlbert.host.errors import UserError
 
 MODERNBERT_SIZE = 50_368  # entries
 MODERNBERT_LENGTH = 8192  # tokens
 USUAL_SAMPLE = 200_000_000  # characters
 LEAST_SAMPLE = 20_000  # characters
+USUAL_WORDS = 500
+MOST_WORDS = 50_000
+_SHOWN = 10  # words
 
+Texts = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="TEXT",
+        help="Files (txt, md, html, csv, jsonl, parquet, also .gz), folders, or saved datasets.",
+    ),
+]
+Sample = Annotated[
+    int, typer.Option(min=LEAST_SAMPLE, metavar="N", help="Characters to read closely, about.")
+]
+Column = Annotated[
+    str | None,
+    typer.Option(
+        "--text", metavar="COLUMN", help="Column of the text in csv, jsonl and parquet files."
+    ),
+]
+Encoding = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Encoding of the files that are not UTF-8, such as cp1252."),
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out files that cannot be read.")]
 app = typer.Typer()
 
 
 @app.command("tokenizer")
 @with_options()
 def tokenizer_command(
-    texts: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="TEXT",
-            help=(
-                "Files (txt, md, html, csv, jsonl, parquet, also .gz), folders, or saved datasets."
-            ),
-        ),
-    ],
+    texts: Texts,
     out: Out,
     run: PoolArguments,
     kind: Annotated[
@@ -56,10 +77,7 @@ def tokenizer_command(
     length: Annotated[
         int, typer.Option(min=2, max=MAX_TOKENS, help="model_max_length, tokens.")
     ] = MODERNBERT_LENGTH,
-    sample: Annotated[
-        int,
-        typer.Option(min=LEAST_SAMPLE, metavar="N", help="Characters to train on, at most about."),
-    ] = USUAL_SAMPLE,
+    sample: Sample = USUAL_SAMPLE,
     compare: Annotated[
         list[Path] | None,
         typer.Option(metavar="DIR", help="Another tokenizer to measure; repeatable."),
@@ -71,21 +89,9 @@ def tokenizer_command(
             help="Keep or remove case and accents; only WordPiece, default: by the text.",
         ),
     ] = None,
-    column: Annotated[
-        str | None,
-        typer.Option(
-            "--text", metavar="COLUMN", help="Column of the text in csv, jsonl and parquet files."
-        ),
-    ] = None,
-    encoding: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Encoding of the files that are not UTF-8, such as cp1252."
-        ),
-    ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out files that cannot be read.")
-    ] = False,
+    column: Column = None,
+    encoding: Encoding = None,
+    skip_bad: SkipBad = False,
 ) -> None:
     """Train a tokenizer on your own text, and measure it on text that is held out."""
     check_kind(kind)
@@ -108,6 +114,36 @@ def tokenizer_command(
     if others:
         say(f"not read: {format_counts(others)}")
     _print(report, out)
+
+
+@app.command("words")
+@with_options()
+def words_command(
+    texts: Texts,
+    tokenizer: Annotated[Path, typer.Option(metavar="DIR", help="Tokenizer, or a model's folder.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="New file, one word a line.")],
+    run: PoolArguments,
+    number: Annotated[
+        int, typer.Option(min=1, max=MOST_WORDS, metavar="N", help="Words to choose.")
+    ] = USUAL_WORDS,
+    sample: Sample = USUAL_SAMPLE,
+    column: Column = None,
+    encoding: Encoding = None,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Choose the words of your text that save most tokens, for `mlbert convert add-words`."""
+    check_encoding(encoding)
+    if out.exists():
+        raise UserError("file.exists", out, "already exists", "Name a new one")
+    known = load_tokenizer(tokenizer)
+    executor = run.executor()
+    sources = find_sources(texts, out, column=column)
+    text = read_text(texts, sources, sample, encoding, skip_bad, executor.progress)
+    chosen = choose_words(known, text, number, executor)
+    write_words(chosen, out)
+    for one in chosen[:_SHOWN]:
+        say(f"{one.word}: {one.num_pieces} tokens, {one.count:,} times")
+    say(f"{out}: {counted(len(chosen), 'word')}; read it before you add them")
 
 
 def _print(report: TokenizerReport, out: Path) -> None:
