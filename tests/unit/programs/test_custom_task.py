@@ -16,55 +16,24 @@ import pytest
 import torch
 
 from labeled_texts import PLACES, sentences, write_csv
-from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tasks import TaskForm, TaskRows, read_training
-from mlbert.data.prepare.vocabulary_training import count_words, train_vocabulary
-from mlbert.models.bert import BertForMaskedLM
-from mlbert.models.weights.export import write_weights
 from mlbert.programs import custom_task
-from mlbert.programs.custom_task import draw_held_out, find_form, joined_texts
+from mlbert.programs.custom_task import draw_held_out
+from mlbert.programs.task_folder import new_folder
+from mlbert.programs.task_guess import find_form
+from mlbert.programs.task_report import baselines, joined_texts
 from programs import RunMlbert
 from user_errors import user_error
 
-SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-}
+HIDDEN_SIZE = 32  # of the models
 NO_WORDS = (None, None, None)
 
 GOOD = "text,label\n" + "".join(f"some text {n},{'ab'[n % 2]}\n" for n in range(30))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """rows.csv, a rotary model of ours in model/, and a BERT that transformers saved,
-    without vocab.txt, in bert/.
-    """
-    from transformers import BertConfig as PeerConfig
-    from transformers import BertForMaskedLM as Peer
-    from transformers import BertTokenizer
-
-    made = tmp_path_factory.mktemp("task")
-    rows = sentences(200)
-    write_csv(
-        made / "rows.csv",
-        ["id", "note", "kind"],
-        *([n, text, kind] for n, (text, kind) in enumerate(rows)),
-    )
-    entries = train_vocabulary(count_words([text for text, _ in rows]), 200)
-    (made / "vocab.txt").write_text("\n".join(entries) + "\n")
-    rotary = {"position_embedding_type": "rotary", "norm_position": "pre", "gated_mlp": True}
-    model = BertForMaskedLM(BertConfig(len(entries), **SHAPE, max_position_embeddings=64, **rotary))
-    model.initialize(1)
-    write_weights(model, made, {}, made / "vocab.txt")
-    (made / "huggingface").rename(made / "model")
-    config = PeerConfig(vocab_size=len(entries), **SHAPE, max_position_embeddings=40)
-    Peer(config).save_pretrained(made / "bert")
-    BertTokenizer(vocab=str(made / "vocab.txt")).save_pretrained(made / "bert")
-    (made / "bert" / "vocab.txt").unlink(missing_ok=True)
-    return made
+@pytest.fixture
+def folder(small_models: Path) -> Path:
+    return small_models
 
 
 @pytest.mark.slow
@@ -72,7 +41,7 @@ def test_classes_from_one_file(
     folder: Path, tmp_path: Path, run_mlbert: RunMlbert, monkeypatch
 ) -> None:
     # These 200 rows are learnt in few steps.
-    monkeypatch.setattr(custom_task, "RATE", 1e-2 * SHAPE["hidden_size"])
+    monkeypatch.setattr(custom_task, "RATE", 1e-2 * HIDDEN_SIZE)
     out = tmp_path / "out"
     words = ["--from", folder / "model", "--train", folder / "rows.csv", "--out", out]
     code, said, _ = run_mlbert("finetune", *words)
@@ -101,9 +70,9 @@ def test_classes_from_one_file(
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     exported = run_folder / "huggingface"
-    peer = AutoModelForSequenceClassification.from_pretrained(
-        exported, trust_remote_code=True
-    ).eval()
+    peer = AutoModelForSequenceClassification.from_pretrained(exported).eval()
+    assert type(peer).__name__ == "ModernBertForSequenceClassification", "no code in the folder"
+    assert peer.config.problem_type == "single_label_classification"
     tokenizer = AutoTokenizer.from_pretrained(exported)
     with torch.no_grad():
         found = peer(
@@ -130,7 +99,8 @@ def test_numbers_of_a_saved_bert_by_the_clock(
         code, said, _ = run_mlbert("finetune", *words, "--out", tmp_path / "out")
         assert code == 0, said
         assert "label degree (numbers)" in said
-        assert "warning: 1 texts to evaluate on are also trained on" in said
+        both = "warning: 1 texts to evaluate on are also trained on: eval.csv line 2 is train.csv"
+        assert both in said
         assert f"warning: {train}: 1 of 40 rows have no text in 'text'" in said
         lines = {line.rsplit(maxsplit=2)[0].strip() for line in said.splitlines() if line.strip()}
         assert {"always the mean", "TF-IDF + ridge regression", "this model"} <= lines
@@ -167,8 +137,8 @@ def test_columns_and_task_are_guessed(tmp_path: Path) -> None:
         ("text,score", "some text {n},0.{c}", NO_WORDS, (("text",), "score", 1)),
         ("text,stars", "some text {n},{c}", NO_WORDS, (("text",), "stars", None)),
         ("split,text,kind", "train,some text {n},{c}", NO_WORDS, (("text",), "kind", None)),
-        ("text,stars", "some text {n},{c}", (None, None, True), (("text",), "stars", 1)),
-        ("text,score", "some text {n},0.{c}", (None, None, False), (("text",), "score", None)),
+        ("text,stars", "some text {n},{c}", (None, None, "numbers"), (("text",), "stars", 1)),
+        ("text,score", "some text {n},0.{c}", (None, None, "classes"), (("text",), "score", None)),
     ):
         path = tmp_path / "rows.csv"
         path.write_text("\n".join([header, *(row.format(n=n, c=n % 3) for n in range(60))]))
@@ -195,7 +165,7 @@ def test_without_scikit_learn_the_majority_is_left(monkeypatch: pytest.MonkeyPat
     rows = TaskRows(
         Path("rows.csv"), (["a b", "c d", "e f"],), np.array([0, 1, 1], np.float32), ("x", "y"), ""
     )
-    found, note = custom_task.baselines(rows, rows)
+    found, note = baselines(rows, rows)
     assert {name: values.tolist() for name, values in found.items()} == {"always y": [1, 1, 1]}
     assert ".[finetune]" in note
 
@@ -207,7 +177,7 @@ def test_without_scikit_learn_the_majority_is_left(monkeypatch: pytest.MonkeyPat
         (GOOD, None, ("--label", "text"), "data.labels", "train.csv"),
         (GOOD, None, ("--label", "text", "--text", "text"), "config.conflict", "--label text"),
         (
-            "id,text,by\n" + "".join(f"{n},some {n},{n}\n" for n in range(30)),
+            "id,text,by,no\n" + "".join(f"{n},some {n},{n},{n}\n" for n in range(30)),
             None,
             (),
             "config.ambiguous",
@@ -243,7 +213,7 @@ def test_bad_input_is_one_line(
 def test_runs_that_start_at_once_have_different_folders(tmp_path: Path) -> None:
     (tmp_path / "run_3").mkdir()
     with ThreadPoolExecutor(8) as pool:
-        numbers = list(pool.map(lambda _: custom_task._new_run(tmp_path), range(40)))
+        numbers = list(pool.map(lambda _: new_folder(tmp_path).number, range(40)))
     assert sorted(numbers) == [number for number in range(41) if number != 3]
     assert {path.name for path in tmp_path.iterdir()} == {f"run_{number}" for number in range(41)}
 

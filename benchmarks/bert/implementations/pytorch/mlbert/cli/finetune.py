@@ -1,4 +1,4 @@
-"""``mlbert finetune``: fine-tune on rows with a text and a label, or predict with the result.
+"""``mlbert finetune``: fine-tune on rows with a text and labels, or predict with the result.
 
 With a YAML as the first argument it is MosaicML's ``sequence_classification.py``: then it runs
 `mosaic_yaml.commands.sequence_classification`.
@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from mlbert.cli.pretrain import training_seconds
+from mlbert.data.formats.tagged_words import read_untagged
 from mlbert.data.formats.tasks import read_texts
 from mlbert.host.console import console_progress
 from mlbert.host.errors import UserError, public_names
@@ -21,6 +22,7 @@ from mlbert.host.exit_statuses import SUCCEEDED
 from mlbert.host.packages import import_sibling
 from mlbert.models import task_model
 from mlbert.programs import custom_task
+from mlbert.programs.task_guess import Task, find_form
 
 PROGRAM = "sequence_classification.py"
 YAML_PROGRAM = "mosaic_yaml.commands.sequence_classification"
@@ -45,7 +47,7 @@ def finetune(
         Path | None, typer.Option("--from", metavar="MODEL", help="Model to start from.")
     ] = None,
     train: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Rows with a text and a label.")
+        Path | None, typer.Option(metavar="FILE", help="Rows with a text and labels.")
     ] = None,
     held_out: Annotated[
         Path | None, typer.Option("--eval", metavar="FILE", help="Rows to evaluate on.")
@@ -53,12 +55,47 @@ def finetune(
     text: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Text, or a,b for a pair.")
     ] = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Label.")] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Label, or a,b,c for columns of 0 and 1."),
+    ] = None,
+    task: Annotated[
+        Task | None,
+        typer.Option(
+            help="What a label is: a class, a number, several classes, or one for each word."
+        ),
+    ] = None,
     numbers: Annotated[
-        bool | None, typer.Option("--numbers/--classes", help="What the labels are.")
+        bool | None, typer.Option("--numbers/--classes", help="The same as --task.")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Training time; default: 3 to 10 passes.")
+        float | None, typer.Option(help="Training time; default: 3 to 10 epochs.")
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(min=0.01, max=10_000, help="Passes over the rows.")
+    ] = None,
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Evaluations without a better one until training stops, by default "
+            f"{custom_task.PATIENCE}; the best weights are kept. 0: train to the end.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=4294967295, help="Random seed; default 1.")
+    ] = None,
+    class_weights: Annotated[
+        bool, typer.Option("--class-weights", help="Let rare classes weigh as much as others.")
+    ] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out rows without a label.")
+    ] = False,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write TensorBoard's event files.")
+    ] = None,
+    wandb: Annotated[
+        str | None, typer.Option(metavar="PROJECT", help="Log to Weights & Biases.")
     ] = None,
     predict: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Predict these rows with --model.")
@@ -70,7 +107,7 @@ def finetune(
         Path | None, typer.Option(metavar="PATH", help="Run folders, or a file for predictions.")
     ] = None,
 ) -> int:
-    """Fine-tune a model on rows with a text and a label, or predict with a fine-tuned one.
+    """Fine-tune a model on rows with a text and labels, or predict with a fine-tuned one.
 
     \b
     mlbert finetune --from MODEL --train FILE     from the rows alone
@@ -79,8 +116,11 @@ def finetune(
     mlbert finetune --predict FILE --model finetuned/run_0
 
     Without a YAML, columns and kind of label are guessed and printed, a fifth of the rows is held
-    out, and the run is in finetuned/run_0: metrics, predictions, confusion matrix, weights. FILE:
-    .csv, .tsv, .jsonl or .json. In a YAML:
+    out, and the run is in finetuned/run_0: metrics, predictions, report, weights, and a folder for
+    transformers. After Ctrl-C the same command resumes. FILE: .csv, .tsv, .jsonl, .json, .parquet,
+    or .conll. Several labels of a row are a list, a|b, or columns of 0 and 1. A tag for each word,
+    such as named entities, is in .conll files, or in JSON with words and tags or text and spans.
+    In a YAML:
 
     \b
     load_path=WEIGHTS        a run folder, its weights/, a Hugging Face folder,
@@ -95,9 +135,9 @@ def finetune(
     data.glue=FOLDER         GLUE's files
     data.source=NAME         how to create missing files: datasets, python (stand-ins)
     """
-    is_direct = any(
-        value is not None for value in (start, train, held_out, text, label, numbers, minutes)
-    )
+    options = (start, train, held_out, text, label, task, numbers, minutes, epochs, patience, seed)
+    is_direct = any(value is not None for value in (*options, tensorboard, wandb))
+    is_direct = is_direct or class_weights or skip_bad
     if predict is not None or model is not None:
         if predict is None or model is None or path is not None or is_direct:
             reason = "needs --model, and cannot be combined with a YAML file or training options"
@@ -105,7 +145,7 @@ def finetune(
                 "config.conflict", "--predict", reason, "Write --predict FILE --model RUN"
             )
         with public_names({"INIT_CHECKPOINT": "--model"}):
-            return _predict(predict, model, out or Path(task_model.PREDICTIONS))
+            return _predict(predict, model, out)
     if is_direct:
         if start is None or train is None or path is not None:
             reason = "must be given together, without a YAML"
@@ -116,10 +156,25 @@ def finetune(
                 "Write --from MODEL --train FILE.csv",
             )
         seconds = None if minutes is None else training_seconds(minutes, None)
+        if minutes is not None and epochs is not None:
+            reason = "exclude each other"
+            raise UserError("config.conflict", "--minutes and --epochs", reason, "Give one of them")
         with public_names(custom_task.OPTIONS):
-            form = custom_task.find_form(train, text, label, numbers)
-            folder = out or Path("finetuned")
-            return custom_task.finetune(start, train, held_out, form, seconds, folder)
+            asked = custom_task.Asked(
+                start=start,
+                train=train,
+                held_out=held_out,
+                form=find_form(train, text, label, _kind_of(task, numbers), skip_bad),
+                out=out or Path("finetuned"),
+                seconds=seconds,
+                epochs=epochs,
+                patience=custom_task.PATIENCE if patience is None else patience,
+                seed=custom_task.SEED if seed is None else seed,
+                class_weights=class_weights,
+                tensorboard=tensorboard,
+                wandb=wandb,
+            )
+            return custom_task.finetune(asked)
     if path is None:
         raise UserError(
             "config.missing",
@@ -131,14 +186,30 @@ def finetune(
     return status
 
 
-def _predict(file: Path, model: Path, out: Path) -> int:
-    if out.suffix not in (".csv", ".jsonl"):
+def _kind_of(task: Task | None, numbers: bool | None) -> Task | None:
+    """Return the kind of label of the two options. Raise UserError if they contradict."""
+    if numbers is None:
+        return task
+    other: Task = "numbers" if numbers else "classes"
+    if task not in (None, other):
         raise UserError(
-            "config.value", out, "is neither .csv nor .jsonl", "Name a .csv or .jsonl file"
+            "config.conflict", f"--{other} and --task {task}", "differ", "Give one of them"
         )
+    return other
+
+
+def _predict(file: Path, model: Path, out: Path | None) -> int:
     weights = model / "weights" if (model / "weights").is_dir() else model
     card = task_model.read_card(weights)
-    rows = read_texts(file, card.form)
+    known = (".conll", ".jsonl") if card.kind == "tags" else (".csv", ".jsonl")
+    if out is None:
+        out = Path(task_model.PREDICTIONS).with_suffix(known[0])
+    if out.suffix not in known:
+        either = " nor ".join(known)
+        raise UserError(
+            "config.value", out, f"is neither {either}", f"Name a {' or '.join(known)} file"
+        )
+    rows = read_untagged(file, card.form) if card.kind == "tags" else read_texts(file, card.form)
     console = Console(stderr=True)
 
     def warn(line: str) -> None:

@@ -114,6 +114,13 @@ def classifier(config: BertConfig, work: BatchWork, num_labels: int) -> int:
     return encoder(config, work, rows_read) + sequence_head(config, work, num_labels)
 
 
+def token_classifier(config: BertConfig, work: BatchWork, num_labels: int) -> int:
+    """Return the FLOPs of one forward pass of a classifier of the masked tokens."""
+    size = config.hidden_size
+    columns = num_labels + (size if config.is_rotary else 0)
+    return encoder(config, work, work.masked) + work.masked * 2 * size * columns
+
+
 def forward_flops(config: BertConfig, work: BatchWork) -> int:
     """Return the FLOPs of one forward pass of `BertForPreTraining`."""
     heads = masked_lm_head(config, work) + sequence_head(config, work, 2)

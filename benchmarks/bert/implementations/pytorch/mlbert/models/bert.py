@@ -106,6 +106,12 @@ class SequenceLogits(NamedTuple):
     labels: Tensor
 
 
+class TokenLogits(NamedTuple):
+    """Label logits of the tokens at the batch's ``masked_positions``, [M, L]."""
+
+    labels: Tensor
+
+
 class AnyBert(Protocol):
     """A model with Hugging Face's parameter names: one of ours, or theirs
     (`mlbert.models.huggingface_model`).
@@ -481,6 +487,49 @@ class BertForSequenceClassification(BertBase):
 
     def _forward_flops(self, work: flops.BatchWork) -> int:
         return flops.classifier(self.config, work, self.num_labels)
+
+
+class BertForTokenClassification(BertBase):
+    """BERT with a linear classifier of ``num_labels`` outputs for each token at the batch's
+    ``masked_positions``, after dropout.
+
+    A rotary model has the masked-LM head's linear layer, GELU and LayerNorm before it, as Hugging
+    Face's ModernBERT.
+    """
+
+    POOLED = False
+
+    def __init__(
+        self,
+        config: BertConfig,
+        num_labels: int,
+        dtype: torch.dtype = torch.float32,
+        fp8_products: Products | None = None,
+    ) -> None:
+        super().__init__(config, dtype, fp8_products=fp8_products)
+        self.num_labels = num_labels
+        self.classifier = nn.Linear(config.hidden_size, num_labels)
+
+    def _add_heads(self) -> None:
+        if self.config.is_rotary:
+            self.cls = _Pooling(self.config)
+
+    def forward(self, batch: Batch, keys: Keys | None) -> TokenLogits:
+        """Return the logits of the chosen tokens; ``keys`` None means evaluation."""
+        positions = batch.masked_positions
+        hidden_MD = self._hidden(batch, keys, positions)
+        if self.config.is_rotary:
+            transform = cast(Dense, self.cls.predictions.transform)
+            hidden_MD = self._transformed(hidden_MD, transform)
+        if keys is not None:
+            rows = batch.dropout_rows.index_select(0, positions)
+            hidden_MD = ops.apply_dropout(
+                hidden_MD, self.config.hidden_dropout_prob, keys[0][SITE_CLASSIFIER], rows
+            )
+        return TokenLogits(self._linear(hidden_MD, self.classifier))
+
+    def _forward_flops(self, work: flops.BatchWork) -> int:
+        return flops.token_classifier(self.config, work, self.num_labels)
 
 
 def sequence_means(hidden_TD: Tensor, batch: Batch) -> Tensor:

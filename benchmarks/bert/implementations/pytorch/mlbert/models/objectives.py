@@ -33,7 +33,7 @@ from mlbert.ops import api as ops
 MLM_DIVISOR_EPS = 1e-5
 SCOPES = ("step", "rank")
 CLASSIFICATION_METRICS = ("accuracy", "f1", "matthews_correlation")
-REGRESSION_METRICS = ("pearson", "spearman")
+REGRESSION_METRICS = ("pearson", "spearman", "r2")
 
 
 class ObjectiveModel(Protocol):
@@ -51,7 +51,7 @@ class _Objective:
     num_columns = 0
 
     def __init__(self, scope: str) -> None:
-        self.scope = _known("scope", scope, SCOPES)
+        self.scope = known_choice("scope", scope, SCOPES)
 
     def rows(self, model: ObjectiveModel, batch: Batch) -> Tensor:
         """Return float64 [S, num_columns]. Called only if there are columns."""
@@ -141,7 +141,7 @@ class PreTraining(MaskedLM):
         return mlm_loss_sum / divisors[0] + nsp_loss_sum / divisors[1]
 
 
-class _SequenceObjective(_Objective):
+class SequenceObjective(_Objective):
     """Base of objectives with one label per sequence, with metrics over all predictions.
 
     Args:
@@ -194,7 +194,7 @@ class _SequenceObjective(_Objective):
         raise NotImplementedError
 
 
-class Classification(_SequenceObjective):
+class Classification(SequenceObjective):
     """Cross-entropy with one of ``num_labels`` labels per sequence,
     for models that return `SequenceLogits`.
 
@@ -203,28 +203,39 @@ class Classification(_SequenceObjective):
         scope: see the module docstring.
         metric: the target metric: "accuracy", "matthews_correlation",
             or for two labels "f1" of label 1.
-        parts: see `_SequenceObjective`.
+        parts: see `SequenceObjective`.
+        weights: of the labels in the training loss; None weighs all alike. The loss is still
+            divided by the number of sequences.
 
-    Metrics: all of these (0 if undefined), and "loss", the mean.
+    Metrics: all of these (0 if undefined), and "loss", the mean without weights.
     Rows: predicted label, its probability, loss, label.
     """
 
     num_columns = 4
 
     def __init__(
-        self, num_labels: int, scope: str, metric: str, parts: Mapping[str, int] | None = None
+        self,
+        num_labels: int,
+        scope: str,
+        metric: str,
+        parts: Mapping[str, int] | None = None,
+        weights: Sequence[float] | None = None,
     ) -> None:
         super().__init__(scope, parts)
         self.num_labels = num_labels
+        self._weights = None if weights is None else torch.tensor(weights, dtype=torch.float32)
         known = CLASSIFICATION_METRICS if num_labels == 2 else CLASSIFICATION_METRICS[::2]
-        self.metric = _known("METRIC", metric, known)
+        self.metric = known_choice("METRIC", metric, known)
 
     def loss(
         self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]
     ) -> Tensor:
         """Return the loss, a float32 scalar."""
         labels, has_tokens = self._labels(batch)
-        losses = F.cross_entropy(model(batch, keys).labels.float(), labels, reduction="none")
+        if self._weights is not None:
+            self._weights = self._weights.to(labels.device)
+        logits = model(batch, keys).labels.float()
+        losses = F.cross_entropy(logits, labels, self._weights, reduction="none")
         return torch.where(has_tokens, losses, 0.0).sum() / divisors[0]
 
     def rows(self, model: ObjectiveModel, batch: Batch) -> Tensor:
@@ -249,57 +260,74 @@ class Classification(_SequenceObjective):
         return torch.where(has_tokens, labels, 0.0).long(), has_tokens
 
 
-class Regression(_SequenceObjective):
+class Regression(SequenceObjective):
     """Squared error of one number per sequence, for models
     that return `SequenceLogits` with one output.
 
     Args:
         scope: see the module docstring.
-        metric: the target metric: "pearson" or "spearman".
-        parts: see `_SequenceObjective`.
+        metric: the target metric: "pearson", "spearman" or "r2".
+        parts: see `SequenceObjective`.
+        mean, deviation: the model's output is (number - mean) / deviation, and the loss is that of
+            the output.
 
-    Metrics: both, by SciPy (0 if undefined), and "loss", the mean. Rows: prediction and label.
+    Metrics: the correlations by SciPy (0 if undefined); "r2", the share of the labels' variance
+    that is explained; and "loss", the mean squared error of the numbers. Rows: predicted number and
+    label.
     """
 
     num_columns = 2
 
-    def __init__(self, scope: str, metric: str, parts: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        scope: str,
+        metric: str,
+        parts: Mapping[str, int] | None = None,
+        mean: float = 0.0,
+        deviation: float = 1.0,
+    ) -> None:
         super().__init__(scope, parts)
-        self.metric = _known("METRIC", metric, REGRESSION_METRICS)
+        self.metric = known_choice("METRIC", metric, REGRESSION_METRICS)
+        self.mean = mean
+        self.deviation = deviation
 
     def loss(
         self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]
     ) -> Tensor:
         """Return the loss, a float32 scalar."""
-        predictions, labels, has_tokens = self._pairs(model, batch, keys)
-        return torch.where(has_tokens, predictions - labels, 0.0).square().sum() / divisors[0]
+        outputs, labels, has_tokens = self._pairs(model, batch, keys)
+        targets = (labels - self.mean) / self.deviation
+        return torch.where(has_tokens, outputs - targets, 0.0).square().sum() / divisors[0]
 
     def rows(self, model: ObjectiveModel, batch: Batch) -> Tensor:
         """Return float64 [S, 2]: prediction and label."""
-        predictions, labels, has_tokens = self._pairs(model, batch, None)
-        return _masked_rows(has_tokens, predictions, labels)
+        outputs, labels, has_tokens = self._pairs(model, batch, None)
+        return _masked_rows(has_tokens, outputs * self.deviation + self.mean, labels)
 
     def _metrics_of(self, rows: np.ndarray) -> dict[str, float]:
         x, y = rows.T
-        return correlations(x, y) | {"loss": ((x - y) ** 2).mean()}
+        loss = ((x - y) ** 2).mean()
+        variance = y.var()
+        r2 = 1.0 - loss / variance if variance else 0.0
+        return correlations(x, y) | {"r2": r2, "loss": loss}
 
     @staticmethod
     def _pairs(
         model: ObjectiveModel, batch: Batch, keys: Keys | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return predictions and labels, float32 [S], 0 for empty sequences,
+        """Return outputs and labels, float32 [S], 0 for empty sequences,
         and which sequences have tokens.
         """
         labels, has_tokens = _labels_of(batch)
-        predictions = model(batch, keys).labels.float().squeeze(1)
+        outputs = model(batch, keys).labels.float().squeeze(1)
         return (
-            torch.where(has_tokens, predictions, 0.0),
+            torch.where(has_tokens, outputs, 0.0),
             torch.where(has_tokens, labels, 0.0),
             has_tokens,
         )
 
 
-def _known(subject: str, choice: str, known: Sequence[str]) -> str:
+def known_choice(subject: str, choice: str, known: Sequence[str]) -> str:
     """Return the choice; raise UserError if it is unknown."""
     if choice not in known:
         raise UserError("config.choice", subject, f"{choice!r} is unknown", "Use another", known)
@@ -350,7 +378,7 @@ def _matthews_correlation(counts: np.ndarray) -> float:
 
 
 def correlations(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Return the metrics named in `REGRESSION_METRICS`, by SciPy, 0 if undefined."""
+    """Return Pearson's and Spearman's correlation, by SciPy, 0 if undefined."""
     from scipy import stats  # takes half a second
 
     tests = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}

@@ -3,7 +3,7 @@
 weights/task.json       the task: columns, classes, length
 weights/vocab.txt       its vocabulary
 huggingface/config.json the classes' names as ``id2label``
-predictions.csv         one line per evaluation row
+predictions.csv         one line per evaluation row; with a tag for each word, predictions.conll
 confusion_matrix.png    confused classes; for regression, predictions over labels
 """
 
@@ -13,29 +13,40 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from pydantic import Field, Strict
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.formats.tasks import TaskForm, TaskRows
+from mlbert.data.formats.entities import OUTSIDE, entities_of
+from mlbert.data.formats.tagged_words import word_places
+from mlbert.data.formats.tasks import LabelKind, TaskForm, TaskRows, written_set
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
-from mlbert.data.loading.tasks import TaskEvalSet
+from mlbert.data.loading.tasks import TaskEvalSet, encode_words
 from mlbert.host.files import write_atomically, writing
 from mlbert.host.schema import Document, read_model
-from mlbert.models.bert import AnyBert, BertForSequenceClassification
+from mlbert.models.bert import (
+    AnyBert,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
+from mlbert.models.label_lists import THRESHOLD
 from mlbert.models.objectives import confusion
+from mlbert.models.task_figures import draw_confusion_matrix, draw_numbers
 from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.load import load_weights
 
 TASK = "task.json"
 PREDICTIONS = "predictions.csv"
+TAGGED_PREDICTIONS = "predictions.conll"
 CONFUSION = "confusion_matrix.png"
 _BATCH = 32  # rows predicted at a time
-_MOST_NAMES = 40  # classes whose names fit the axes of a figure
 Names = Annotated[tuple[str, ...], Strict(False)]  # a list in JSON
+# A sequence's predictions: a class and its probability, a number, the probabilities of all classes,
+# or the tags of its words.
+Predicted = tuple[str, float] | float | list[float] | list[str]
 
 
 class TaskCard(Document, extra="forbid"):
@@ -50,6 +61,7 @@ class TaskCard(Document, extra="forbid"):
     max_seq_length: Annotated[int, Field(ge=1, le=2**18)]
     header: Names | None = None
     lenient: bool = False
+    kind: LabelKind = "one"
 
     @property
     def num_labels(self) -> int:
@@ -67,7 +79,17 @@ class TaskCard(Document, extra="forbid"):
             classes,
             self.header,
             self.lenient,
+            self.kind,
         )
+
+    @property
+    def problem_type(self) -> str | None:
+        """Return Hugging Face's name of the loss of a sequence classifier."""
+        if self.kind == "tags":
+            return None
+        if self.kind == "set":
+            return "multi_label_classification"
+        return "single_label_classification" if self.classes else "regression"
 
 
 def write_task_model(
@@ -77,7 +99,9 @@ def write_task_model(
 
     Raise UserError as `write_weights` does.
     """
-    write_weights(model, folder, facts, tokenizer.file, card.classes)
+    write_weights(
+        model, folder, facts, tokenizer.file, card.classes, problem_type=card.problem_type
+    )
     write_atomically(folder / "weights" / TASK, json.dumps(card.model_dump(), indent=2) + "\n")
 
 
@@ -94,57 +118,88 @@ def predict(
     device: torch.device,
     advance: Callable[[int], object],
     warn: Callable[[str], None] | None = None,
-) -> np.ndarray:
-    """Return float64 [N, 2] for the rows: class and its probability,
-    or number and NaN for regression.
+) -> list[Predicted]:
+    """Return the prediction for each row.
 
     ``advance`` is called with the number of rows of each batch; ``warn`` as by
     `mlbert.data.loading.tasks.encode`.
     """
-    model = BertForSequenceClassification(
-        BertConfig.from_json(weights / "bert_config.json"), card.num_labels
-    )
+    shape = BertConfig.from_json(weights / "bert_config.json")
+    kind = BertForTokenClassification if card.kind == "tags" else BertForSequenceClassification
+    model = kind(shape, card.num_labels)
     model.initialize(0)
     load_weights(model.to(device), weights)
     model.train(False)
+    tokenizer = load_tokenizer(weights)
     batches = TaskEvalSet(
         [rows],
-        load_tokenizer(weights),
+        tokenizer,
         max_seq_length=card.max_seq_length,
         batch_size=_BATCH,
         warn=warn,
     )
     batches.open()
-    found = []
+    found: list[Predicted] = []
     for batch in batches:
-        logits = model(batch.to(device), None).labels.double()
-        if card.classes:
-            probability, number = logits.softmax(dim=1).max(dim=1)
-            found.append(torch.stack([number.double(), probability], dim=1).cpu())
-        else:
-            found.append(torch.cat([logits, torch.full_like(logits, torch.nan)], dim=1).cpu())
-        advance(len(logits))
-    return torch.cat(found).numpy()
+        on_device = batch.to(device)
+        logits = model(on_device, None).labels.double().cpu()
+        found += _of_logits(logits, card, on_device.masked_positions, on_device.cu_seqlens)
+        advance(batch.num_samples)
+    if card.kind != "tags":
+        return found
+    return [*all_words(rows, found, tokenizer, card.max_seq_length)]  # type: ignore[arg-type]
+
+
+def _of_logits(
+    logits: torch.Tensor, card: TaskCard, positions: torch.Tensor, cu_seqlens: torch.Tensor
+) -> Iterator[Predicted]:
+    """Yield a batch's predictions from float64 logits, [S, L] or [M, L]."""
+    if card.kind == "tags":
+        tags = [card.classes[number] for number in logits.argmax(dim=1).tolist()]
+        ends = torch.searchsorted(positions, cu_seqlens[1:].long()).tolist()
+        for first, end in zip([0, *ends[:-1]], ends, strict=True):
+            yield tags[first:end]
+    elif card.kind == "set":
+        yield from logits.sigmoid().tolist()
+    elif card.classes:
+        probabilities, numbers = logits.softmax(dim=1).max(dim=1)
+        for number, probability in zip(numbers.tolist(), probabilities.tolist(), strict=True):
+            yield card.classes[number], probability
+    else:
+        yield from logits[:, 0].tolist()
+
+
+def all_words(
+    rows: TaskRows, tags: Sequence[list[str]], tokenizer: Tokenizer, max_seq_length: int
+) -> list[list[str]]:
+    """Return a tag for every word: O for those that the model did not see."""
+    assert rows.words is not None
+    _, kept = encode_words(rows, tokenizer, max_seq_length)
+    found = []
+    for words, seen, of_seen in zip(rows.words, kept, tags, strict=True):
+        whole = [OUTSIDE] * len(words)
+        for word, tag in zip(seen, of_seen, strict=True):
+            whole[word] = tag
+        found.append(whole)
+    return found
 
 
 def write_predictions(
-    path: Path, parts: Sequence[TaskRows], predicted: np.ndarray, card: TaskCard
+    path: Path, parts: Sequence[TaskRows], predicted: Sequence[Predicted], card: TaskCard
 ) -> None:
-    """Write one line per row: its texts, label if any, prediction and the class's probability.
+    """Write the predictions for the rows of all parts.
 
-    The suffix selects JSON lines (.jsonl) or CSV.
+    ``.csv`` and ``.jsonl``: one line per row: its texts, label if any, prediction and
+    probabilities. A row with tagged words has its entities in JSON lines. ``.conll``: a line for
+    each word, with its label, if any, and its tag.
 
-    Args:
-        path: to write.
-        parts: the files, in order.
-        predicted: float64 [N, 2], see `predict`.
-        card: of the model.
-
-    Raises:
-        UserError: the file cannot be written.
+    Raises UserError if the file cannot be written.
     """
-    lines = list(_prediction_lines(parts, predicted, card))
     with writing(path, "Name another place"), path.open("w", encoding="utf-8", newline="") as file:
+        if path.suffix == ".conll":
+            file.writelines(_conll_lines(parts, predicted, card))
+            return
+        lines = list(_prediction_lines(parts, predicted, card, is_json=path.suffix == ".jsonl"))
         if path.suffix == ".jsonl":
             file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         elif lines:
@@ -153,55 +208,78 @@ def write_predictions(
             writer.writerows(lines)
 
 
+def _conll_lines(
+    parts: Sequence[TaskRows], predicted: Sequence[Predicted], card: TaskCard
+) -> Iterator[str]:
+    remaining = iter(predicted)
+    for part in parts:
+        assert part.words is not None
+        for row, words in enumerate(part.words):
+            tags: Any = next(remaining)
+            labels: list[str] = []
+            if part.label_lists is not None:
+                labels = [card.classes[number] for number in part.label_lists[row]]
+            columns = [[word.strip() for word in words], *([labels] if labels else []), tags]
+            yield from (" ".join(fields) + "\n" for fields in zip(*columns, strict=True))
+            yield "\n"
+
+
 def _prediction_lines(
-    parts: Sequence[TaskRows], predicted: np.ndarray, card: TaskCard
-) -> Iterator[dict[str, str | float]]:
-    first = 0
+    parts: Sequence[TaskRows], predicted: Sequence[Predicted], card: TaskCard, is_json: bool
+) -> Iterator[dict[str, Any]]:
+    remaining = iter(predicted)
     for part in parts:
         for row in range(len(part)):
-            value, probability = predicted[first + row]
-            line: dict[str, str | float] = {"file": part.path.name, "row": row + 1}
+            found: Any = next(remaining)
+            line: dict[str, Any] = {"file": part.path.name, "row": row + 1}
             line |= {
                 name: texts[row] for name, texts in zip(card.text_columns, part.texts, strict=True)
             }
-            if part.labels is not None:
-                label = float(part.labels[row])
-                line["label"] = card.classes[int(label)] if card.classes else label
-            if card.classes:
-                line |= {
-                    "prediction": card.classes[int(value)],
-                    "probability": round(float(probability), 6),
-                }
+            if card.kind == "tags":
+                line["spans"] = _spans(part.words[row] if part.words else [], found)
+            elif card.kind == "set":
+                line |= _set_fields(part, row, found, card, is_json)
+            elif card.classes:
+                if part.labels is not None:
+                    line["label"] = card.classes[int(part.labels[row])]
+                line |= {"prediction": found[0], "probability": round(found[1], 6)}
             else:
-                line["prediction"] = round(float(value), 6)
+                if part.labels is not None:
+                    line["label"] = float(part.labels[row])
+                line["prediction"] = round(found, 6)
             yield line
-        first += len(part)
+
+
+def _set_fields(
+    part: TaskRows, row: int, probabilities: Sequence[float], card: TaskCard, is_json: bool
+) -> dict[str, Any]:
+    chosen = [name for name, p in zip(card.classes, probabilities, strict=True) if p >= THRESHOLD]
+    fields: dict[str, Any] = {}
+    if part.label_lists is not None:
+        labels = [card.classes[number] for number in part.label_lists[row]]
+        fields["label"] = labels if is_json else written_set(labels)
+    rounded = {name: round(p, 6) for name, p in zip(card.classes, probabilities, strict=True)}
+    if is_json:
+        return fields | {"prediction": chosen, "probabilities": rounded}
+    fields["prediction"] = written_set(chosen)
+    return fields | {f"probability {name}": p for name, p in rounded.items()}
+
+
+def _spans(words: Sequence[str], tags: Sequence[str]) -> list[dict[str, object]]:
+    places = word_places(words)
+    text = "".join(words)
+    spans: list[dict[str, object]] = []
+    for entity in entities_of(tags):
+        start = places[entity.first][0]
+        end = places[entity.end - 1][1]
+        label = entity.kind or tags[entity.first]
+        spans.append({"start": start, "end": end, "label": label, "text": text[start:end]})
+    return spans
 
 
 def draw_confusion(path: Path, predicted: np.ndarray, labels: np.ndarray, card: TaskCard) -> None:
     """Draw the confusion matrix as a PNG; for regression, predictions over labels."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 5), layout="constrained")
     if card.classes:
-        counts = confusion(predicted, labels, card.num_labels)
-        share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-        figure.colorbar(
-            axes.imshow(share, vmin=0, vmax=1, cmap="Blues"), label="share of the label's rows"
-        )
-        if card.num_labels <= _MOST_NAMES:
-            places = range(card.num_labels)
-            axes.set_xticks(places, card.classes, rotation=45, ha="right")
-            axes.set_yticks(places, card.classes)
-            for i, j in np.ndindex(counts.shape):
-                color = "white" if share[i, j] > 0.5 else "black"
-                axes.text(j, i, str(counts[i, j]), ha="center", va="center", color=color)
-        axes.set(xlabel="prediction", ylabel="label")
+        draw_confusion_matrix(path, confusion(predicted, labels, card.num_labels), card.classes)
     else:
-        axes.plot(labels, predicted, ".", markersize=4)
-        axes.set(xlabel="label", ylabel="prediction")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+        draw_numbers(path, predicted, labels)

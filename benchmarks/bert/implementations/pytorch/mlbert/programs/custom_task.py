@@ -1,8 +1,8 @@
 """Run ``mlbert finetune --from MODEL --train FILE``:
 fine-tune on a file with columns, without a configuration.
 
-OUT/run_<i>/train.csv, eval.csv    the rows to train on and those held out,
-                                   if no evaluation file is given
+OUT/run_<i>/train.csv, eval.csv    the rows to train on and those held out, if no evaluation file is
+                                   given; with a tag for each word, train.jsonl and eval.jsonl
 OUT/run_<i>/report.txt             scores next to the baselines, and those of each class
 OUT/run_<i>/...                    the run, see `mlbert.training.experiment` and
                                    `mlbert.models.task_model`
@@ -10,54 +10,47 @@ OUT/run_<i>/...                    the run, see `mlbert.training.experiment` and
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import functools
-import itertools
 import math
 import random
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.formats.tasks import (
-    LABEL_NAMES,
-    TEXT_NAMES,
-    TaskForm,
-    TaskRows,
-    column_names,
-    read_columns,
-    read_evaluation,
-    read_training,
-)
+from mlbert.data.formats.manifest import file_sha256
+from mlbert.data.formats.tagged_words import read_task, write_tagged
+from mlbert.data.formats.tasks import TaskForm, TaskRows, written_set
 from mlbert.data.formats.tokenizer import Tokenizer, write_tokenizer
 from mlbert.data.loading.tasks import encode
 from mlbert.distributed.world import World
-from mlbert.host.console import new_table, safe
+from mlbert.host.console import safe
 from mlbert.host.environment import environment
-from mlbert.host.errors import UserError, install_words
-from mlbert.host.exit_statuses import FAILED, SUCCEEDED, SUCCESS
+from mlbert.host.errors import UserError
+from mlbert.host.exit_statuses import FAILED, SUCCEEDED, SUCCESS, Terminated
 from mlbert.host.files import write_atomically, writing
-from mlbert.host.texts import is_number
 from mlbert.models import task_model
 from mlbert.models.fill_mask import open_model
-from mlbert.models.objectives import class_scores, confusion, correlations
+from mlbert.models.weights.huggingface import obstacle
 from mlbert.ops.precision import small_model_precision
 from mlbert.programs.custom_corpus.corpus_plan import cpu_threads
+from mlbert.programs.save_on_signal import interrupted_status, signals_save
+from mlbert.programs.task_folder import REPORT, TaskFolder, held_folder
+from mlbert.programs.task_guess import MOST_CLASSES
+from mlbert.programs.task_report import joined_texts, report
 from mlbert.recipes import classification
+from mlbert.recipes.classification_build import balanced_weights
 from mlbert.recipes.sections import resolve
 from mlbert.runs.progress import NO_LIMIT, Pace
-from mlbert.runs.run_folder import RunFolder
 from mlbert.training.experiment import run_experiment
 from mlbert.training.run_options import RunOptions
 
-# Of a guessed label, of integers that are taken for classes, and of a printed matrix.
-MOST_CLASSES = 20
 # What a user types for the settings that errors name.
 OPTIONS = {
     "INIT_CHECKPOINT": "--from",
@@ -68,244 +61,400 @@ OPTIONS = {
     "TEXT_COLUMNS": "--text",
     "LABEL_COLUMN": "--label",
     "MAX_SECONDS": "--minutes",
+    "SKIP_BAD=1": "--skip-bad",
 }
 HELD_OUT = 5  # one row of so many
 RATE = 5e-5 * 768  # highest learning rate times hidden size
 DROPOUT = 0.1  # at least: few rows are learnt by heart without it
 WARMUP = 0.06  # fraction of the training
+PATIENCE = 3  # evaluations without a better one, after which training ends
+SEED = 1
+_MOST_NAMED = 3  # repeated rows in a warning
+_MOST_TEXT = 40  # characters of a repeated row
+_SETS_COLUMN = "labels"
 
 
-def finetune(
-    start: Path,
-    train: Path,
-    held_out: Path | None,
-    form: TaskForm,
-    seconds: float | None,
-    out: Path,
-) -> int:
-    """Run the whole command and return the exit status.
+@dataclass(frozen=True)
+class Asked:
+    """Options of one call.
 
-    Args:
+    Attributes:
         start: model to start from.
         train, held_out: files; without the second, a share of the training rows is held out.
-        form: see `find_form`.
-        seconds: training time; None trains for some passes over the rows.
+        form: see `mlbert.programs.task_guess.find_form`.
         out: folder of the runs.
+        seconds: training time; None trains for some passes over the rows.
+        epochs: passes over the rows; None: by their number.
+        patience: evaluations without a better one, after which training ends with the weights of
+            the best; 0: the run ends with the last weights.
+        seed: of the order of the rows, of dropout, and of new weights.
+        class_weights: weigh the classes so that each has an equal share of the loss.
+        tensorboard, wandb: folder of event files, and project, if any.
     """
+
+    start: Path
+    train: Path
+    held_out: Path | None
+    form: TaskForm
+    out: Path
+    seconds: float | None = None
+    epochs: float | None = None
+    patience: int = PATIENCE
+    seed: int = SEED
+    class_weights: bool = False
+    tensorboard: Path | None = None
+    wandb: str | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """Return what a run must share with a call that continues it, JSON-able."""
+        return {
+            "start": str(self.start.resolve()),
+            "train": file_sha256(self.train),
+            "eval": None if self.held_out is None else file_sha256(self.held_out),
+            "form": _as_json(asdict(self.form)),
+            "seconds": self.seconds,
+            "epochs": self.epochs,
+            "patience": self.patience,
+            "seed": self.seed,
+            "class_weights": self.class_weights,
+        }
+
+
+def finetune(asked: Asked) -> int:
+    """Run the whole command and return the exit status."""
     world = World.identify(environment())
     console = Console()
     if world.world_size > 1:
         raise UserError(
             "command.launcher", "mlbert finetune --from", "runs as one process", "Start it directly"
         )
-    say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    model, _, tokenizer = open_model(start)
-    rows, evaluation, number = _read_rows(train, held_out, form, out)
-    folder = RunFolder.at(out, number).folder
-    what = (
-        f"{len(rows.classes)} classes: {', '.join(rows.classes[:MOST_CLASSES])}"
-        if rows.classes
-        else "numbers"
-    )
-    say(f"columns: text {', '.join(form.text_columns)}; label {form.label_column} ({what})")
-    say(f"rows: {len(rows):,} to train on, {len(evaluation):,} held out")
-    if both := set(joined_texts(rows)).intersection(joined_texts(evaluation)):
-        say(f"warning: {len(both)} texts to evaluate on are also trained on")
-    plan = make_plan(rows, model.config, tokenizer, seconds)
-    batch, length, rate = (
-        plan[name] for name in ("train_batch_size", "max_seq_length", "learning_rate")
-    )
-    say(f"training: {batch} rows a step, at most {length} tokens a row, learning rate {rate:.1e}")
-    values = plan | {
-        "recipe": classification.RECIPE.name,
-        "init_checkpoint": str(start),
-        "bert_config_file": _write_model(folder, model.config, tokenizer),
-        "tokenizer": str(folder),
-        "precision": small_model_precision(world.device),
-        "cpu_threads": cpu_threads(),
-        "seed": 1,
-        "input_dir": rows.path,
-        "eval_dir": evaluation.path,
-        "output_dir": out,
-        "experiment": number,
-        "text_columns": ",".join(form.text_columns),
-        "label_column": form.label_column,
-        "num_labels": max(1, len(rows.classes)),
-    }
-    resolved = resolve(
-        classification.RECIPE,
-        {},
-        given={name: (value, "finetune") for name, value in values.items()},
-    )
-    pace = (
-        None
-        if seconds is None
-        else Pace(seconds, WARMUP, 1 - WARMUP, max(1.0, seconds / 8), math.inf)
-    )
-    outcome = run_experiment(resolved, world, console, RunOptions(pace, mlperf_log=False))
-    if outcome.status != SUCCESS:
-        say(f"stopped: {outcome.reason}")
-        return FAILED
-    tables, note = report(folder, rows, evaluation)
-    with writing(folder, "Free space"), (folder / "report.txt").open("w", encoding="utf-8") as file:
-        for output in (console, Console(file=file, width=200)):
-            output.print(*tables, safe(note), sep="\n", highlight=False)
-    say(f"{folder}: report.txt, {task_model.PREDICTIONS}, {task_model.CONFUSION}, huggingface/")
-    say(f"next:\n  mlbert finetune --predict FILE.csv --model {folder}")
-    return SUCCEEDED
+    model, _, tokenizer = open_model(asked.start)
+    why_not = None if model.config.is_rotary else obstacle(model.config)
+    if asked.form.kind == "tags" and why_not is not None:
+        reason = f"cannot be written for transformers with a tag for each word: {why_not}"
+        remedy = "Start from a BERT or a ModernBERT"
+        raise UserError("model.unsupported", asked.start, reason, remedy)
+    rows = read_task(asked.train, asked.form)
+    evaluation = read_task(asked.held_out or asked.train, asked.form, rows.classes)
+    is_held_out = draw_held_out(rows) if asked.held_out is None else None
+    identity = asked.identity()
+    with held_folder(asked.out, identity) as folder:
+        run = _Run(asked, identity, folder, world, console)
+        if is_held_out is not None:
+            if folder.remembered() is None:
+                run.write_parts(rows, is_held_out)
+            if rows.left_out:
+                run.say(f"left out: {rows.left_out:,} rows of {asked.train}")
+            rows, evaluation = run.read_parts()
+        return run.go(rows, evaluation, model.config, tokenizer)
 
 
-def find_form(path: Path, text: str | None, label: str | None, as_numbers: bool | None) -> TaskForm:
-    """Return which columns of a file are text and label,
-    and whether the labels are classes or numbers.
+class _Run:
+    """One call of the command, in its folder."""
 
-    Args:
-        path: the training file.
-        text: column of the text, or two with a comma between them;
-            None guesses by name, then by length.
-        label: column of the label; None guesses by name, then by the number of different values.
-        as_numbers: None infers it from the labels.
+    def __init__(
+        self,
+        asked: Asked,
+        identity: dict[str, Any],
+        folder: TaskFolder,
+        world: World,
+        console: Console,
+    ) -> None:
+        self._asked = asked
+        self._identity = identity
+        self._folder = folder
+        self._world = world
+        self._console = console
+        self.say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
+        suffix = "jsonl" if asked.form.kind == "tags" else "csv"
+        self._train_part = folder.path / f"train.{suffix}"
+        self._eval_part = folder.path / f"eval.{suffix}"
 
-    Raises:
-        UserError: as `read_columns`, or a column cannot be guessed.
-    """
-    texts = tuple(name.strip() for name in text.split(",")) if text else ()
-    if label in texts:
-        raise UserError(
-            "config.conflict", f"--label {label}", "is also the text", "Name two different columns"
+    def write_parts(self, rows: TaskRows, is_held_out: np.ndarray) -> None:
+        """Write the rows to train on and those to evaluate on. Raises UserError if that fails."""
+        with writing(self._folder.path, "Name another --out"):
+            for path, chosen in ((self._train_part, ~is_held_out), (self._eval_part, is_held_out)):
+                numbers = np.flatnonzero(chosen).tolist()
+                if self._asked.form.kind == "tags":
+                    write_tagged(path, rows, numbers)
+                else:
+                    self._write_table(path, rows, numbers)
+
+    def read_parts(self) -> tuple[TaskRows, TaskRows]:
+        """Return the rows to train and to evaluate on that `write_parts` wrote."""
+        form = self._form_of_parts()
+        rows = read_task(self._train_part, form)
+        return rows, read_task(self._eval_part, form, rows.classes)
+
+    def go(
+        self, rows: TaskRows, evaluation: TaskRows, shape: BertConfig, tokenizer: Tokenizer
+    ) -> int:
+        """Train, or continue to, and report; return the exit status."""
+        self._describe(rows, evaluation)
+        notes = self._folder.remembered()
+        resume = notes is not None and self._folder.has_checkpoint
+        if notes is None:
+            plan = make_plan(rows, shape, tokenizer, self._asked.seconds, self._asked.epochs)
+            _write_model(self._folder.path, shape, tokenizer)
+            self._folder.remember({"asked": self._identity, "plan": plan})
+        else:
+            plan = notes["plan"]
+        if resume and not self._folder.is_trained:
+            self.say(f"{self._folder.path} was interrupted; resuming from its newest checkpoint")
+        if not self._folder.is_trained:
+            status = self._train(plan, rows, evaluation, resume)
+            if status != SUCCEEDED:
+                return status
+        self._folder.finish()
+        self._report(rows, evaluation)
+        return SUCCEEDED
+
+    def _form_of_parts(self) -> TaskForm:
+        """Return the form of the files that `write_parts` writes."""
+        form = self._asked.form
+        if form.kind == "set":
+            return replace(form, label_column=_SETS_COLUMN)
+        return form
+
+    def _write_table(self, path: Path, rows: TaskRows, numbers: Sequence[int]) -> None:
+        form = self._form_of_parts()
+        labels = _written_labels(rows)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([*form.text_columns, form.label_column])
+            for row in numbers:
+                writer.writerow([*(texts[row] for texts in rows.texts), labels[row]])
+
+    def _describe(self, rows: TaskRows, evaluation: TaskRows) -> None:
+        form = self._asked.form
+        names = ", ".join(rows.classes[:MOST_CLASSES])
+        if form.kind == "tags":
+            self.say(f"words with tags ({len(rows.classes)}: {names})")
+        else:
+            what = f"{len(rows.classes)} classes: {names}" if rows.classes else "numbers"
+            if form.kind == "set":
+                what = f"any number of {what}"
+            text = ", ".join(form.text_columns)
+            self.say(f"columns: text {text}; label {form.label_column} ({what})")
+        self.say(f"rows: {len(rows):,} to train on, {len(evaluation):,} held out")
+        for line in repeated_rows(rows, evaluation):
+            self.say(f"warning: {line}")
+        if self._asked.class_weights and rows.labels is not None and rows.classes:
+            weights = balanced_weights(rows.labels, len(rows.classes))
+            pairs = zip(rows.classes, weights, strict=True)
+            self.say(f"class weights: {', '.join(f'{name} {w:.3g}' for name, w in pairs)}")
+
+    def _train(
+        self, plan: dict[str, Any], rows: TaskRows, evaluation: TaskRows, resume: bool
+    ) -> int:
+        asked = self._asked
+        batch = plan["train_batch_size"]
+        length = plan["max_seq_length"]
+        rate = plan["learning_rate"]
+        sizes = f"{batch} rows a step, at most {length} tokens a row"
+        self.say(f"training: {sizes}, learning rate {rate:.1e}, seed {asked.seed}")
+        form = self._asked.form if asked.held_out is not None else self._form_of_parts()
+        values = plan | {
+            "recipe": classification.RECIPE.name,
+            "init_checkpoint": str(asked.start),
+            "bert_config_file": self._folder.path / "bert_config.json",
+            "tokenizer": str(self._folder.path),
+            "precision": small_model_precision(self._world.device),
+            "cpu_threads": cpu_threads(),
+            "seed": asked.seed,
+            "input_dir": rows.path,
+            "eval_dir": evaluation.path,
+            "output_dir": asked.out,
+            "experiment": self._folder.number,
+            "text_columns": ",".join(form.text_columns),
+            "label_column": form.label_column,
+            "label_kind": form.kind,
+            "skip_bad": form.skip_bad,
+            "num_labels": max(1, len(rows.classes)),
+            "resume": resume,
+            "tensorboard_dir": asked.tensorboard,
+            "wandb_project": asked.wandb,
+        }
+        if not rows.classes:
+            values |= {"standardize": True, "metric": "r2"}
+        if asked.class_weights:
+            values["class_weights"] = "balanced"
+        resolved = resolve(
+            classification.RECIPE,
+            {},
+            given={name: (value, "finetune") for name, value in values.items()},
         )
-    given = [*texts, *([label] if label else [])]
-    in_file = column_names(path)
-    # Two columns of one name are an error only if that name is given, or would be guessed.
-    usual = {*LABEL_NAMES, *itertools.chain.from_iterable(TEXT_NAMES)}
-    guessable = [
-        name for name in in_file if name.lower() in usual or (name and in_file.count(name) == 1)
-    ]
-    names = list(dict.fromkeys([*given, *guessable]))
-    if len(names) < 2:
-        read_columns(path, in_file)  # raises the error if they all have the same name
-        raise UserError(
-            "data.columns",
-            path,
-            f"has only the column {in_file[0]!r}",
-            "Separate columns by commas",
-        )
-    columns = dict(zip(names, read_columns(path, names).columns, strict=True))
-    counts = {name: len(set(values)) for name, values in columns.items() if name not in texts}
-    if label is None:
-        named = [name for name in counts if name.lower() in LABEL_NAMES]
-        likely = named or [name for name, count in counts.items() if 1 < count <= MOST_CLASSES]
-        if not likely:
-            raise UserError(
-                "config.ambiguous",
-                path,
-                f"which of {', '.join(names)} is the label?",
-                "Name it: --label",
+        seconds = asked.seconds
+        pace = None
+        if seconds is not None:
+            pace = Pace(
+                seconds=seconds,
+                warmup=WARMUP,
+                decay=1 - WARMUP,
+                evaluate_every=max(1.0, seconds / 8),
+                save_every=60.0,
             )
-        label = min(likely, key=lambda name: counts[name])
-    if not texts:
-        others = [name for name in names if name != label]
-        longest = max(others, key=lambda name: sum(map(len, columns[name])))
-        texts = max(
-            (known for known in TEXT_NAMES if set(known) <= set(others)),
-            key=len,
-            default=(longest,),
+        options = RunOptions(
+            pace, mlperf_log=False, saves_last_step=True, patience=asked.patience or None
         )
-    if as_numbers is None:  # fractions, or many different values
-        values = {word.strip() for word in columns[label]}
-        as_numbers = all(map(is_number, values)) and (
-            len(values) > MOST_CLASSES or not all(float(value).is_integer() for value in values)
-        )
-    if not as_numbers and counts[label] > max(MOST_CLASSES, len(columns[label]) // 2):
-        reason = f"{label!r} has {counts[label]} different values in {len(columns[label])} rows"
-        raise UserError(
-            "data.labels", path, reason, "Name another column with --label, or give --numbers"
-        )
-    return TaskForm(texts, label, 1 if as_numbers else None)
+        try:
+            with signals_save():
+                outcome = run_experiment(resolved, self._world, self._console, options)
+        except Terminated as end:
+            saved = "nothing was trained yet"
+            if self._folder.has_checkpoint:
+                saved = "a checkpoint is saved"
+            self.say(f"interrupted: {saved}. Run the same command to resume.")
+            return interrupted_status(end)
+        if outcome.status != SUCCESS:
+            self.say(f"stopped: {outcome.reason}")
+            return FAILED
+        return SUCCEEDED
+
+    def _report(self, rows: TaskRows, evaluation: TaskRows) -> None:
+        folder = self._folder.path
+        form = self._asked.form
+        tables, note = report(folder, form, rows, evaluation)
+        partial = folder / f".{REPORT}.partial"
+        with writing(folder, "Free space"), partial.open("w", encoding="utf-8") as file:
+            for output in (self._console, Console(file=file, width=200)):
+                output.print(*tables, safe(note), sep="\n", highlight=False)
+        partial.rename(folder / REPORT)
+        files = [task_model.PREDICTIONS]
+        if form.kind == "tags":
+            files = [task_model.TAGGED_PREDICTIONS]
+        elif form.kind == "one":
+            files.append(task_model.CONFUSION)
+        self.say(f"{folder}: {REPORT}, {', '.join(files)}, huggingface/")
+        self.say(f"next:\n  mlbert finetune --predict FILE.csv --model {folder}")
 
 
-def _read_rows(
-    train: Path, held_out: Path | None, form: TaskForm, out: Path
-) -> tuple[TaskRows, TaskRows, int]:
-    """Return the rows to train and to evaluate on, and the number of the run, whose folder is
-    created in ``out``; rows that are drawn are written there. Raises UserError as `read_training`
-    and `read_evaluation`.
-    """
-    rows = read_training(train, form)
-    evaluation = read_evaluation(held_out or train, form, rows.classes)
-    is_held_out = draw_held_out(rows) if held_out is None else np.ones(0, bool)
-    with writing(out, "Name another --out"):
-        number = _new_run(out)
-        folder = RunFolder.at(out, number).folder
-        if held_out is not None:
-            return rows, evaluation, number
-        header = [*form.text_columns, form.label_column]
-        lines = list(zip(*read_columns(train, header).columns, strict=True))
-        for name, chosen in (("train.csv", ~is_held_out), ("eval.csv", is_held_out)):
-            with (folder / name).open("w", encoding="utf-8", newline="") as file:
-                csv.writer(file).writerows([header, *itertools.compress(lines, chosen)])
-    rows = read_training(folder / "train.csv", form)
-    return rows, read_evaluation(folder / "eval.csv", form, rows.classes), number
+def _as_json(value: Any) -> Any:
+    """Return the value with lists for tuples, as JSON gives it back."""
+    if isinstance(value, dict):
+        return {name: _as_json(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(part) for part in value]
+    return value
 
 
-def _new_run(out: Path) -> int:
-    """Create the folder of the next run, and return its number.
-
-    Another process may be doing the same.
-    """
-    number = 0
-    while True:
-        with contextlib.suppress(FileExistsError):
-            RunFolder.at(out, number).folder.mkdir(parents=True)
-            return number
-        number += 1
-
-
-def joined_texts(rows: TaskRows) -> list[str]:
-    """Return the text of each row, pairs joined."""
-    return [" ".join(parts) for parts in zip(*rows.texts, strict=True)]
+def _written_labels(rows: TaskRows) -> list[str]:
+    if rows.label_lists is not None:
+        return [
+            written_set(rows.classes[number] for number in numbers) for numbers in rows.label_lists
+        ]
+    assert rows.labels is not None
+    if rows.classes:
+        return [rows.classes[int(label)] for label in rows.labels]
+    return [str(label) for label in rows.labels]
 
 
 def draw_held_out(rows: TaskRows) -> np.ndarray:
-    """Return bool [N], the rows to hold out: a share of each class; equal texts stay together.
+    """Return bool [N], the rows to hold out: a share of each class, or of all rows if they have
+    numbers or several labels; equal texts stay together, and each label occurs in the other rows.
 
     Raises UserError if there are too few rows.
     """
-    assert rows.labels is not None
     texts = joined_texts(rows)
     held = set[str]()
     generator = random.Random(1)
-    label_of = (
-        dict(zip(texts, rows.labels.tolist(), strict=True))
-        if rows.classes
-        else dict.fromkeys(texts, 0.0)
-    )
+    label_of: dict[str, float] = dict.fromkeys(texts, 0.0)
+    if rows.classes and rows.labels is not None:
+        label_of = dict(zip(texts, rows.labels.tolist(), strict=True))
     for label in sorted(set(label_of.values())):
         members = [text for text, value in label_of.items() if value == label]
         held.update(generator.sample(members, len(members) // HELD_OUT))
+    _keep_labels(rows, texts, held)
     if not held:
         reason = f"has fewer than {HELD_OUT} different texts of each class"
         raise UserError("data.too-small", rows.path, reason, "Give more rows, or --eval FILE")
     return np.array([text in held for text in texts])
 
 
+def _keep_labels(rows: TaskRows, texts: Sequence[str], held: set[str]) -> None:
+    """Take texts out of those held out until each label of a list occurs in the others."""
+    if rows.label_lists is None:
+        return
+    kept: set[int] = set()
+    holders: dict[int, str] = {}
+    for text, numbers in zip(texts, rows.label_lists, strict=True):
+        if text in held:
+            holders |= dict.fromkeys(numbers, text)
+        else:
+            kept.update(numbers)
+    for number, text in holders.items():
+        if number not in kept:
+            held.discard(text)
+
+
+def repeated_rows(rows: TaskRows, evaluation: TaskRows) -> list[str]:
+    """Return sentences that name the rows to evaluate on that are also trained on, and those to
+    train on whose text has another label elsewhere."""
+    first_line: dict[str, int] = {}
+    labels: dict[str, set[str]] = defaultdict(set)
+    known = _written_labels(rows) if rows.words is None else [""] * len(rows)
+    for text, line, label in zip(joined_texts(rows), rows.lines, known, strict=True):
+        first_line.setdefault(text, line)
+        labels[text].add(label)
+    found = []
+    both = {
+        text: line
+        for text, line in zip(joined_texts(evaluation), evaluation.lines, strict=True)
+        if text in first_line
+    }
+    if both:
+        named = [
+            f"{evaluation.path.name} line {line} is {rows.path.name} line {first_line[text]} "
+            f"({_shortened(text)!r})"
+            for text, line in both.items()
+        ]
+        found.append(f"{len(both):,} texts to evaluate on are also trained on: {_some(named)}")
+    if rows.classes and (several := [text for text, names in labels.items() if len(names) > 1]):
+        named = [
+            f"line {first_line[text]} ({_shortened(text)!r}): {', '.join(sorted(labels[text]))}"
+            for text in several
+        ]
+        found.append(
+            f"{len(several):,} texts of {rows.path.name} have several labels: {_some(named)}"
+        )
+    return found
+
+
+def _some(parts: Sequence[str]) -> str:
+    more = len(parts) - _MOST_NAMED
+    rest = f", and {more:,} more" if more > 0 else ""
+    return ", ".join(parts[:_MOST_NAMED]) + rest
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_TEXT else text[: _MOST_TEXT - 1] + "…"
+
+
 def make_plan(
-    rows: TaskRows, shape: BertConfig, tokenizer: Tokenizer, seconds: float | None
+    rows: TaskRows,
+    shape: BertConfig,
+    tokenizer: Tokenizer,
+    seconds: float | None,
+    epochs: float | None,
 ) -> dict[str, Any]:
     """Return settings: length and batch for the rows, the rate for the model,
     and when to evaluate and to end.
     """
-    length = 8 * math.ceil(
-        np.quantile(encode(rows.first(20_000), tokenizer, 1 << 15).lengths, 0.99) / 8
-    )
+    lengths = encode(rows.first(20_000), tokenizer, 1 << 15).lengths
+    longest = lengths.max() if rows.words is not None else np.quantile(lengths, 0.99)
+    length = 8 * math.ceil(longest / 8)
     batch = min(16, len(rows))
     interval = len(rows)
-    # 3 to 10 passes.
-    steps = math.ceil(len(rows) / batch) * max(3, min(10, round(1000 * batch / len(rows))))
+    steps_per_epoch = math.ceil(len(rows) / batch)
+    if epochs is None:
+        epochs = max(3, min(10, round(1000 * batch / len(rows))))
+    steps = max(1, round(steps_per_epoch * epochs))
     schedule: dict[str, Any] = {"warmup_proportion": WARMUP}
     if seconds is not None:
         steps = interval = NO_LIMIT
         schedule = {"schedule": "constant", "lr_first_step": 1, "max_seconds": seconds}
+    else:
+        schedule["save_checkpoint_steps"] = steps_per_epoch
     return schedule | {
         "max_seq_length": min(length, shape.max_position_embeddings),
         "train_batch_size": batch,
@@ -318,88 +467,12 @@ def make_plan(
     }
 
 
-def _write_model(folder: Path, shape: BertConfig, tokenizer: Tokenizer) -> Path:
-    """Write the vocabulary and the shape, with dropout, to the run's folder;
-    return the file of the shape.
-    """
+def _write_model(folder: Path, shape: BertConfig, tokenizer: Tokenizer) -> None:
+    """Write the vocabulary and the shape to the run's folder: with dropout, and with a form of
+    pooling that transformers has, too."""
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     shape = replace(shape, **{name: max(DROPOUT, getattr(shape, name)) for name in rates})
+    if shape.is_rotary and shape.classifier_pooling == "tanh":
+        shape = replace(shape, classifier_pooling="mean")
     write_tokenizer(tokenizer, folder)
     write_atomically(folder / "bert_config.json", shape.to_json())
-    return folder / "bert_config.json"
-
-
-def report(folder: Path, train: TaskRows, evaluation: TaskRows) -> tuple[list[Table], str]:
-    """Return the scores of a finished run next to the baselines, those of each class,
-    and a note.
-    """
-    labels = evaluation.labels
-    classes = train.classes
-    assert labels is not None
-    found, note = baselines(train, evaluation)
-    (words,) = read_columns(folder / task_model.PREDICTIONS, ["prediction"]).columns
-    found["this model"] = np.array(
-        [classes.index(word) if classes else float(word) for word in words]
-    )
-    tables = [
-        new_table(
-            "held-out rows", [""], ["accuracy", "mean F1"] if classes else ["RMSE", "Spearman"]
-        )
-    ]
-    for name, values in found.items():
-        tables[0].add_row(
-            safe(name), *(f"{score:.4f}" for score in _scores(values, labels, len(classes)))
-        )
-    if classes:
-        counts = confusion(found["this model"], labels, len(classes))
-        names = [safe(name) for name in classes]
-        scores = class_scores(counts)
-        of_class = new_table("classes", [""], [*scores, "rows"])
-        matrix = new_table("label (line) and prediction (column)", [""], names)
-        for i, name in enumerate(names):
-            of_class.add_row(
-                name, *(f"{score[i]:.4f}" for score in scores.values()), str(counts[i].sum())
-            )
-            matrix.add_row(name, *map(str, counts[i]))
-        tables.append(of_class)
-        if len(classes) <= MOST_CLASSES:
-            tables.append(matrix)
-    return tables, note
-
-
-def _scores(predicted: np.ndarray, labels: np.ndarray, num_classes: int) -> tuple[float, float]:
-    """Return accuracy and mean F1 of the classes that occur;
-    for numbers RMSE and Spearman's correlation.
-    """
-    if not num_classes:
-        rmse = float(np.sqrt(np.mean((predicted - labels) ** 2)))
-        return rmse, correlations(predicted, labels)["spearman"]
-    counts = confusion(predicted, labels, num_classes)
-    accuracy = counts.trace() / counts.sum()
-    occurs = counts.sum(axis=1) > 0
-    return accuracy, class_scores(counts)["F1"][occurs].mean()
-
-
-def baselines(train: TaskRows, evaluation: TaskRows) -> tuple[dict[str, np.ndarray], str]:
-    """Return the predictions of simple methods by name, and a note on what is missing."""
-    assert train.labels is not None
-    most = np.bincount(train.labels.astype(int)).argmax() if train.classes else 0
-    name, value = (
-        (train.classes[most], most) if train.classes else ("the mean", train.labels.mean())
-    )
-    found = {f"always {name}": np.full(len(evaluation), value)}
-    try:
-        from sklearn.feature_extraction.text import TfidfVectorizer
-        from sklearn.linear_model import LogisticRegression, Ridge
-
-        words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"\w+")
-        features = words.fit_transform(joined_texts(train))
-    except ImportError:
-        return found, f"For a TF-IDF baseline: {install_words('finetune')}"
-    except ValueError as error:  # the texts have no words
-        return found, f"no TF-IDF baseline: {error}"
-    name, model = (
-        ("logistic", LogisticRegression(max_iter=1000)) if train.classes else ("ridge", Ridge())
-    )
-    predicted = model.fit(features, train.labels).predict(words.transform(joined_texts(evaluation)))
-    return {**found, f"TF-IDF + {name} regression": predicted}, ""

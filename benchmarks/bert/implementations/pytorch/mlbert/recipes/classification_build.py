@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.order import RankSlice
+from mlbert.data.formats.tasks import LabelKind
 from mlbert.data.loading.config import DataConfig, TaskConfig, TextConfig
-from mlbert.data.loading.tasks import TaskEvalSet, TaskSource, budget_of
+from mlbert.data.loading.tasks import TaskEvalSet, TaskSource, budget_of, most_labels
 from mlbert.models import task_model
-from mlbert.models.bert import BertForSequenceClassification
+from mlbert.models.bert import BertForSequenceClassification, BertForTokenClassification
 from mlbert.models.config import ModelConfig
 from mlbert.models.huggingface_model import HuggingFaceForSequenceClassification
+from mlbert.models.label_lists import LabelSets, WordTags
 from mlbert.models.objectives import Classification, Regression
 from mlbert.models.weights.load import load_weights
 from mlbert.recipes import assembly
@@ -23,7 +26,12 @@ from mlbert.recipes.task_inputs import TaskInputs, inspect
 from mlbert.training.config import EvaluationConfig
 from mlbert.training.protocols import BuildContext, Method
 
-Classifier = BertForSequenceClassification | HuggingFaceForSequenceClassification
+Classifier = (
+    BertForSequenceClassification
+    | HuggingFaceForSequenceClassification
+    | BertForTokenClassification
+)
+TaskObjective = Classification | Regression | LabelSets | WordTags
 
 
 prepare = assembly.prove_ops
@@ -55,15 +63,10 @@ def build(context: BuildContext, inputs: TaskInputs) -> Method:
     )
 
     def export(folder: Path, facts: Mapping[str, object]) -> None:
+        if isinstance(objective, Regression):
+            _to_original_unit(model, objective)
         task_model.write_task_model(model, folder, facts, inputs.card, inputs.tokenizer)
-        parts = list(inputs.evaluations.values())
-        found = objective.latest
-        task_model.write_predictions(
-            folder / task_model.PREDICTIONS, parts, found[:, :2], inputs.card
-        )
-        task_model.draw_confusion(
-            folder / task_model.CONFUSION, found[:, 0], found[:, -1], inputs.card
-        )
+        _write_predictions(folder, objective, inputs)
 
     return assembly.make_method(
         context,
@@ -75,9 +78,47 @@ def build(context: BuildContext, inputs: TaskInputs) -> Method:
         objective=objective,
         source=source,
         evaluation=evaluation,
-        static_shape=budget_of(share.units // share.accumulation, inputs.card.max_seq_length),
+        static_shape=budget_of(
+            share.units // share.accumulation,
+            inputs.card.max_seq_length,
+            most_labels([inputs.train]),
+        ),
         export=export,
     )
+
+
+@torch.no_grad()
+def _to_original_unit(model: Classifier, objective: Regression) -> None:
+    """Let the classifier compute the number, and no longer its standardized form."""
+    weight = model.get_parameter("classifier.weight")
+    bias = model.get_parameter("classifier.bias")
+    weight.mul_(objective.deviation)
+    bias.mul_(objective.deviation).add_(objective.mean)
+
+
+def _write_predictions(folder: Path, objective: TaskObjective, inputs: TaskInputs) -> None:
+    """Write the last evaluation's predictions, and a figure of those with one label."""
+    card = inputs.card
+    parts = list(inputs.evaluations.values())
+    rows = objective.latest
+    found: list[task_model.Predicted]
+    if isinstance(objective, WordTags):
+        tags = iter(objective.predicted(rows))
+        found = []
+        for part in parts:
+            of_part = [next(tags) for _ in range(len(part))]
+            found += task_model.all_words(part, of_part, inputs.tokenizer, card.max_seq_length)
+        task_model.write_predictions(folder / task_model.TAGGED_PREDICTIONS, parts, found, card)
+        return
+    if isinstance(objective, LabelSets):
+        found = [*objective.probabilities(rows).tolist()]
+    elif card.classes:
+        found = [(card.classes[int(row[0])], float(row[1])) for row in rows]
+    else:
+        found = [float(row[0]) for row in rows]
+    task_model.write_predictions(folder / task_model.PREDICTIONS, parts, found, card)
+    if card.kind == "one":
+        task_model.draw_confusion(folder / task_model.CONFUSION, rows[:, 0], rows[:, -1], card)
 
 
 def make_classifier(
@@ -86,10 +127,15 @@ def make_classifier(
     shape: BertConfig,
     num_labels: int,
     compute: Compute,
+    kind: LabelKind = "one",
 ) -> Classifier:
-    """Return a model with ``num_labels`` outputs per sequence (1 for regression);
+    """Return a model with ``num_labels`` outputs per sequence (1 for regression), or per word;
     see `assembly.make_masked_lm`.
     """
+    if kind == "tags":
+        return BertForTokenClassification(
+            shape, num_labels, compute.dtype, fp8_products=compute.products
+        )
     if config.model_implementation == assembly.HUGGING_FACE:
         return HuggingFaceForSequenceClassification(
             shape, num_labels, compute.dtype, max_seq_length
@@ -101,7 +147,7 @@ def make_classifier(
 
 def build_evaluation(
     context: BuildContext, inputs: TaskInputs | None = None
-) -> tuple[Classifier, Classification | Regression, TaskEvalSet]:
+) -> tuple[Classifier, TaskObjective, TaskEvalSet]:
     """Return the model with starting weights, the objective and the evaluation set.
 
     Raises UserError if the checkpoint is missing, damaged or of another shape,
@@ -110,15 +156,8 @@ def build_evaluation(
     config = context.config
     world = context.world
     inputs = inputs or inspect(config)
-    parts = {name: len(rows) for name, rows in inputs.evaluations.items()}
     num_labels = inputs.card.num_labels
-    objective: Classification | Regression
-    if inputs.card.classes:
-        objective = Classification(
-            num_labels, "step", config[TaskConfig].metric or "accuracy", parts
-        )
-    else:
-        objective = Regression("step", config[TaskConfig].metric or "spearman", parts)
+    objective = _make_objective(config[TaskConfig], inputs)
     evaluation = TaskEvalSet(
         list(inputs.evaluations.values()),
         inputs.tokenizer,
@@ -130,10 +169,54 @@ def build_evaluation(
     )
     compute = assembly.choose_compute(config, world.device, context.warn)
     model = make_classifier(
-        config[ModelConfig], inputs.card.max_seq_length, inputs.shape, num_labels, compute
+        config[ModelConfig],
+        inputs.card.max_seq_length,
+        inputs.shape,
+        num_labels,
+        compute,
+        inputs.card.kind,
     )
     _start(model, context)
+    if config[TaskConfig].standardize and isinstance(objective, Regression):
+        torch.nn.init.zeros_(model.get_parameter("classifier.weight"))  # the mean, at first
     return model, objective, evaluation
+
+
+def _make_objective(config: TaskConfig, inputs: TaskInputs) -> TaskObjective:
+    card = inputs.card
+    parts = {name: len(rows) for name, rows in inputs.evaluations.items()}
+    if card.kind == "tags":
+        most_words = most_labels(list(inputs.evaluations.values()))
+        return WordTags(card.classes, "step", config.metric, most_words, parts)
+    if card.kind == "set":
+        return LabelSets(card.num_labels, "step", config.metric or "micro_f1", parts)
+    labels = inputs.train.labels
+    assert labels is not None
+    if card.classes:
+        weights = None
+        if config.class_weights == "balanced":
+            weights = balanced_weights(labels, card.num_labels)
+        metric = config.metric or "accuracy"
+        return Classification(card.num_labels, "step", metric, parts, weights)
+    mean = 0.0
+    deviation = 1.0
+    if config.standardize:
+        mean = float(labels.mean(dtype=np.float64))
+        deviation = float(labels.std(dtype=np.float64)) or 1.0
+    return Regression("step", config.metric or "spearman", parts, mean, deviation)
+
+
+def balanced_weights(labels: np.ndarray, num_classes: int) -> list[float]:
+    """Return the weight of each class: the rows of an equal share over its own rows. Their mean
+    over the rows is 1. A class without rows has weight 1.
+
+    Args:
+        labels: class indices, float32 [N].
+        num_classes: L.
+    """
+    counts = np.bincount(labels.astype(np.int64), minlength=num_classes)
+    weights = np.where(counts > 0, len(labels) / (num_classes * np.maximum(counts, 1)), 1.0)
+    return [float(weight) for weight in weights]
 
 
 def _start(model: Classifier, context: BuildContext) -> None:

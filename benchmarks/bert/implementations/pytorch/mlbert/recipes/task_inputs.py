@@ -11,13 +11,8 @@ from pathlib import Path
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.configuration import Configuration
 from mlbert.data.formats import glue_tasks
-from mlbert.data.formats.tasks import (
-    TaskForm,
-    TaskRows,
-    form_of_task,
-    read_evaluation,
-    read_training,
-)
+from mlbert.data.formats.tagged_words import read_task
+from mlbert.data.formats.tasks import TaskForm, TaskRows, form_of_task
 from mlbert.data.formats.tokenizer import Tokenizer, check_model_vocabulary, load_tokenizer
 from mlbert.data.loading.config import DataConfig, TaskConfig, TextConfig
 from mlbert.data.loading.text_run import sequence_length
@@ -58,7 +53,13 @@ def _files(data: DataConfig, task_config: TaskConfig) -> tuple[TaskForm, Path, d
         remedy = "Set them to the columns of the task's files, or set TASK"
         raise UserError("config.missing", "TEXT_COLUMNS", "and LABEL_COLUMN are not set", remedy)
     return (
-        TaskForm(columns, task_config.label_column, task_config.num_labels),
+        TaskForm(
+            columns,
+            task_config.label_column,
+            task_config.num_labels,
+            kind=task_config.label_kind,
+            skip_bad=task_config.skip_bad,
+        ),
         data.input_dir,
         {"": data.eval_dir},
     )
@@ -73,10 +74,8 @@ def inspect(config: Configuration) -> TaskInputs:
     text = config[TextConfig]
     model = config[ModelConfig]
     form, train_file, eval_files = _files(data, config[TaskConfig])
-    train = read_training(train_file, form)
-    evaluations = {
-        name: read_evaluation(path, form, train.classes) for name, path in eval_files.items()
-    }
+    train = read_task(train_file, form)
+    evaluations = {name: read_task(path, form, train.classes) for name, path in eval_files.items()}
     most = config[EvaluationConfig].num_eval_examples
     if most is not None:
         evaluations = {name: rows.first(most) for name, rows in evaluations.items()}
@@ -88,6 +87,7 @@ def inspect(config: Configuration) -> TaskInputs:
         max_seq_length=length,
         header=form.header,
         lenient=form.lenient,
+        kind=form.kind,
     )
     shape = model_shape(model)
     tokenizer = load_tokenizer(text.tokenizer)

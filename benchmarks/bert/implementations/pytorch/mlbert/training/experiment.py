@@ -65,6 +65,7 @@ from mlbert.runs.progress import Limits, Pace, RunOutcome, TrainState
 from mlbert.runs.run_folder import RunFolder, choose_seed
 from mlbert.runs.starting_weights import newest_checkpoint, weights_file
 from mlbert.runs.step_folders import StepFolders
+from mlbert.training.best_weights import BestWeights
 from mlbert.training.checkpoint import CheckpointFolder, Snapshots
 from mlbert.training.config import EvaluationConfig, PhaseConfig
 from mlbert.training.evaluate import Evaluator, evaluate
@@ -251,6 +252,7 @@ def run_experiment(
             seed,
             how.pace,
             how.saves_last_step or _is_phase(config),
+            how.patience,
         )
         last.callback(run.snapshots.close)  # after the other ranks know how the run ends
         _make_ready(run, config, lifecycle, log, say)
@@ -329,6 +331,8 @@ def _make_ready(
         say(f"optimizer: {run.method.optimizer.implementation}, because {reason}")
     if config[RunConfig].resume and run.snapshots.load(say):
         run.limits.check_resumed(run.state)
+        if run.best is not None:
+            run.best.resume()
         elapsed = {ELAPSED: round(run.state.elapsed_seconds, 3)}
         log.event("resumed_from_step", run.state.step, elapsed)
         say(f"resumed at step {run.state.step}, {run.state.samples} samples")
@@ -490,6 +494,7 @@ def assemble(
     seed: int,
     pace: Pace | None = None,
     saves_last_step: bool = False,
+    patience: int | None = None,
 ) -> Run:
     """Assemble the training loop's objects from a method and its settings.
 
@@ -503,6 +508,7 @@ def assemble(
         seed: dropout seed.
         pace: schedule by the clock, if any.
         saves_last_step: save the last step's checkpoint, too.
+        patience: evaluations without a better one after which the run ends.
 
     Raises:
         UserError: CUDA graphs are requested but cannot be captured.
@@ -562,6 +568,7 @@ def assemble(
         save_every_steps=run.save_checkpoint_steps,
         pace=pace,
         saves_last_step=saves_last_step,
+        best=None if patience is None else BestWeights(checkpoints.parent / "best", patience),
     )
 
 

@@ -34,6 +34,7 @@ from mlbert.distributed.world import World
 from mlbert.host.exit_statuses import ABORTED, SUCCESS
 from mlbert.runs.events import Events
 from mlbert.runs.progress import Clock, Limits, Pace, RunOutcome, TrainState
+from mlbert.training.best_weights import BestWeights
 from mlbert.training.checkpoint import Snapshots
 from mlbert.training.evaluate import Evaluator
 from mlbert.training.protocols import Method
@@ -56,6 +57,8 @@ class Run:
             as by steps.
         saves_last_step: save the last step's checkpoint, too, so that the run can be extended.
             With ``pace`` it always is.
+        best: keeps the best evaluation's weights, with which the run ends, and stops it if there
+            was none for long; None: the run ends with the last weights.
     """
 
     method: Method
@@ -76,6 +79,7 @@ class Run:
     save_every_steps: int
     pace: Pace | None = None
     saves_last_step: bool = False
+    best: BestWeights | None = None
 
 
 def train(run: Run) -> RunOutcome:
@@ -97,6 +101,8 @@ def train(run: Run) -> RunOutcome:
     first_step = state.step
     # Both times are from the checkpoint of a resumed run, so that all ranks decide alike.
     reason = run.limits.reached(state, max(state.due_seconds, state.elapsed_seconds))
+    if reason is None and run.best is not None:
+        reason = run.best.stop_reason(state.step)
     if reason is not None:
         evaluate(run, clock, read_ahead=False)
         if run.limits.met(state):
@@ -115,6 +121,8 @@ def train(run: Run) -> RunOutcome:
             if run.limits.met(state):
                 status = SUCCESS
                 reason = _met(run)
+            elif reason is None and run.best is not None:
+                reason = run.best.stop_reason(state.step)
         if reason is None and save:
             save_checkpoint(run, clock)
         if reason is None and leaving:
@@ -129,6 +137,9 @@ def train(run: Run) -> RunOutcome:
         run.world.barrier()  # every rank's data has been checked
     if (run.pace is not None or run.saves_last_step) and state.step > first_step:
         save_checkpoint(run, clock)  # allows a later run to extend it
+    if run.best is not None and run.best.step not in (None, state.step):
+        run.snapshots.wait()
+        take_best_weights(run, run.best, clock)
     state.elapsed_seconds = clock.seconds()
     outcome = RunOutcome(status, reason, state.elapsed_seconds, state)
     run.events.stop(outcome)
@@ -198,8 +209,11 @@ def sum_losses(run: Run, result: StepResult) -> tuple[float, list[float]]:
     return float(losses.sum()), ranks.tolist()
 
 
-def evaluate(run: Run, clock: Clock, read_ahead: bool) -> None:
-    """Evaluate the current weights while the host reads a further step (``read_ahead``)."""
+def evaluate(run: Run, clock: Clock, read_ahead: bool, is_new: bool = True) -> None:
+    """Evaluate the current weights while the host reads a further step (``read_ahead``).
+
+    ``is_new``: the weights are those of this step, and may be the best.
+    """
     state = run.state
     method = run.method
     watch = run.lifecycle.watch
@@ -215,11 +229,24 @@ def evaluate(run: Run, clock: Clock, read_ahead: bool) -> None:
         run.reader.read_ahead(state.step)
     metrics = evaluation.result()
     state.accuracy = metrics[method.objective.metric]
+    if run.best is not None and is_new:
+        with method.optimizer.exact_weights():
+            run.best.evaluated(state.step, state.accuracy, method.flat.data)
     while state.next_eval_samples <= state.samples:
         state.next_eval_samples += run.eval_every_samples
     clock.evaluation_seconds = clock.seconds() - started
     clock.evaluated_at = state.due_seconds
     run.events.evaluation(state, metrics, clock.seconds())
+
+
+def take_best_weights(run: Run, best: BestWeights, clock: Clock) -> None:
+    """Replace the weights with the best ones, and evaluate them again for their predictions."""
+    optimizer = run.method.optimizer
+    with optimizer.exact_weights():
+        numbers = optimizer.state_dict()
+        run.method.flat.data.copy_(best.load())
+        optimizer.load_state_dict(numbers)  # it may keep a copy of the weights
+    evaluate(run, clock, read_ahead=False, is_new=False)
 
 
 def save_checkpoint(run: Run, clock: Clock) -> None:

@@ -21,6 +21,8 @@ class RunOptions:
         extends: continue the run in the folder, although it is finished.
         replaces: remove the run in the folder.
         saves_last_step: save the last step's checkpoint, too.
+        patience: end the run after so many evaluations without a better one, with the weights of
+            the best; None: train to the end. For runs of one process.
     """
 
     pace: Pace | None = None
@@ -30,3 +32,4 @@ class RunOptions:
     extends: bool = False
     replaces: bool = False
     saves_last_step: bool = False
+    patience: int | None = None

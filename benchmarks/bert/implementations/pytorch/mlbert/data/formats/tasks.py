@@ -1,13 +1,15 @@
 """Rows of a task, each with one or two texts and a label, read from files with columns.
 
-A label is a class or a number. Classes are numbered in sorted order (integers by value) from the
-training file; other files of the task may have no other classes. The suffix determines the file
-format:
+A label is a class, a number, or a set of classes. Classes are numbered in sorted order (integers by
+value) from the training file; other files of the task may have no other classes. A set is written
+``a|b``, as a list of JSON or Parquet, or in a column of 0 and 1 for each class; an empty one says
+that no class applies. The suffix determines the file format:
 
 .csv           separated by commas or semicolons, quoted as by spreadsheets;
                quoted fields may have line breaks
 .tsv .txt      tab-separated without quoting, like GLUE's official files
 .jsonl .json   one JSON object per line, or one list of objects
+.parquet       columns of text, numbers or lists of them; needs the package pyarrow
 
 The first row of .csv and .tsv has the column names, unless the caller passes them. Text is UTF-8,
 with or without a byte order mark.
@@ -21,21 +23,28 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from mlbert.data.formats import glue_tasks
 from mlbert.data.formats.manifest import file_sha256
-from mlbert.host.errors import UserError, nearest
+from mlbert.host.errors import UserError, import_package, nearest
 from mlbert.host.files import read_plain
 from mlbert.host.json_files import parse_json, shown, whole_characters
 from mlbert.host.texts import is_count, is_number, parse_number
 
 _LONGEST_FIELD = 1 << 24  # characters; csv's default limit of 131072 is too small for documents
 _MOST_BYTES = 1 << 30  # of a file, which is read into memory
-_OBJECT_SUFFIXES = (".jsonl", ".json")
+_MOST_NAMED = 10  # lines of rows without a label in one message
+_EXISTING = "Name an existing file"  # remedy
+_PARQUET = ".parquet"
+_OBJECT_SUFFIXES = (".jsonl", ".json", _PARQUET)
+_SEPARATOR = "|"  # of the classes of a set
+_IN_SET = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
+LabelKind = Literal["one", "set", "tags"]
 # line, and the wanted fields; None if there is a wrong number of fields.
 Row = tuple[int, list[str] | None]
 SUFFIXES = (".csv", ".tsv", ".txt", *_OBJECT_SUFFIXES)
@@ -67,7 +76,11 @@ class TaskTable:
 
 
 def read_columns(
-    path: Path, wanted: Sequence[str], header: Sequence[str] | None = None, lenient: bool = False
+    path: Path,
+    wanted: Sequence[str],
+    header: Sequence[str] | None = None,
+    lenient: bool = False,
+    lists: Sequence[str] = (),
 ) -> TaskTable:
     """Read columns of a file.
 
@@ -76,6 +89,7 @@ def read_columns(
         wanted: names of the columns to read.
         header: names of all columns, for a file without a header.
         lenient: skip rows with a wrong number of fields instead of raising an error.
+        lists: columns in which a list [a, b] is read as the text ``a|b``.
 
     Raises:
         UserError: the file is missing, damaged or empty, a wanted column is missing or occurs
@@ -86,7 +100,7 @@ def read_columns(
             "data.format", path, "has an unknown suffix", "Give a file with another", SUFFIXES
         )
     if path.suffix in _OBJECT_SUFFIXES:
-        found: list[Row] = list(_object_rows(path, wanted))
+        found: list[Row] = list(_object_rows(path, wanted, lists))
     else:
         found = list(
             table_rows(path, _lines_of(path), path.suffix == ".csv", wanted, header, lenient)
@@ -105,15 +119,21 @@ def column_names(path: Path) -> list[str]:
     """
     has_objects = path.suffix in _OBJECT_SUFFIXES
     rows: Iterator[tuple[int, Iterable[str]]] = (
-        _objects(path) if has_objects else _records(path, _lines_of(path), path.suffix == ".csv")
+        read_objects(path)
+        if has_objects
+        else _records(path, _lines_of(path), path.suffix == ".csv")
     )
     if not (names := [name if has_objects else name.strip() for name in next(rows, (0, []))[1]]):
         raise UserError("data.empty", path, "holds no rows", "Give a file with at least one")
     return names
 
 
-def _text_of(path: Path) -> str:
-    content = read_plain(path, "Name an existing file", _MOST_BYTES)
+def text_of_file(path: Path) -> str:
+    """Return the text of a UTF-8 file.
+
+    Raises UserError if it is missing, too large, or not UTF-8.
+    """
+    content = read_plain(path, _EXISTING, _MOST_BYTES)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -123,7 +143,7 @@ def _text_of(path: Path) -> str:
 
 
 def _lines_of(path: Path) -> Iterator[str]:
-    return io.StringIO(_text_of(path), newline="" if path.suffix == ".csv" else "\n")
+    return io.StringIO(text_of_file(path), newline="" if path.suffix == ".csv" else "\n")
 
 
 def _records(path: Path, lines: Iterator[str], is_quoted: bool) -> Iterator[tuple[int, list[str]]]:
@@ -182,9 +202,15 @@ def table_rows(
             )
 
 
-def _objects(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield (line, object), or for a single list, (number in the list, object)."""
-    text = _text_of(path)
+def read_objects(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield (line, object) of JSON lines; for one list or Parquet, (number of the row, object).
+
+    Raises UserError as `read_columns`.
+    """
+    if path.suffix == _PARQUET:
+        yield from _parquet_rows(path)
+        return
+    text = text_of_file(path)
     values: Iterable[tuple[int, object]]
     try:
         if text.lstrip().startswith("["):
@@ -206,18 +232,40 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
         ) from None
 
 
-def _object_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
+    import_package("pyarrow", path, "bert")
+    from pyarrow import ArrowException, parquet
+
+    content = io.BytesIO(read_plain(path, _EXISTING, _MOST_BYTES))
+    try:
+        rows = parquet.read_table(content).to_pylist()
+    except (ArrowException, OSError) as error:
+        reason = f"cannot be read by pyarrow ({str(error).splitlines()[0]})"
+        raise UserError("data.damaged", path, reason, "Write it again") from None
+    yield from enumerate(rows, 1)
+
+
+def _object_rows(
+    path: Path, wanted: Sequence[str], lists: Sequence[str]
+) -> Iterator[tuple[int, list[str]]]:
     """Yield line number and wanted fields, as text."""
-    for line, value in _objects(path):
+    for line, value in read_objects(path):
         fields = []
         for name in wanted:
             field = value[_found(path, name, list(value), line)]
+            if name in lists and isinstance(field, list):
+                field = _SEPARATOR.join(_plain(part) for part in field)
             if isinstance(field, dict | list):
                 reason = f"line {line}: {name} is {shown(field)}, not text or a number"
                 raise UserError("data.row", path, reason, "Fix the row")
-            text = field if isinstance(field, str) else "" if field is None else json.dumps(field)
-            fields.append(whole_characters(text))
+            fields.append(whole_characters(_plain(field)))
         yield line, fields
+
+
+def _plain(field: object) -> str:
+    if isinstance(field, str):
+        return field
+    return "" if field is None else json.dumps(field, default=str)
 
 
 def _found(path: Path, name: str, names: Sequence[str], line: int | None = None) -> str:
@@ -241,6 +289,10 @@ class TaskForm:
         classes: names of the classes in order, if known in advance.
         header: names of all columns, if the files have no header.
         lenient: skip rows with a wrong number of fields.
+        kind: whether a label is one class or number, or a set of classes, in one column or in
+            those that ``label_column`` names with commas. "tags": one class for each word
+            (`mlbert.data.formats.tagged_words`).
+        skip_bad: leave out rows without a label.
     """
 
     text_columns: tuple[str, ...]
@@ -249,11 +301,20 @@ class TaskForm:
     classes: tuple[str, ...] | None = None
     header: tuple[str, ...] | None = None
     lenient: bool = False
+    kind: LabelKind = "one"
+    skip_bad: bool = False
 
     def __post_init__(self) -> None:
         if len(self.text_columns) not in (1, 2):
             reason = f"{len(self.text_columns)} columns are named"
             raise UserError("config.value", "TEXT_COLUMNS", reason, "Name a text, or a pair")
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns of the label: several if there is one of 0 and 1 for each class."""
+        if self.kind != "set":
+            return (self.label_column,)
+        return tuple(name.strip() for name in self.label_column.split(","))
 
 
 @dataclass(frozen=True)
@@ -262,10 +323,16 @@ class TaskRows:
 
     Attributes:
         texts: a list of N texts for each text column.
-        labels: float32 [N], class indices or numbers; None if no labels were requested.
+        labels: float32 [N], class indices or numbers; None if no labels were requested,
+            or they are in ``label_lists``.
         classes: names of the classes, () for numbers.
         identity: "sha256:..." of the file.
         warnings: messages for the user.
+        lines: line on which each row begins.
+        label_lists: for each row, class indices: of a set, or one for each word; or None.
+        left_out: rows of the file that are not here, because they are damaged or have no label.
+        words: of texts with one class for each word: the words, each with the white space before
+            it, so that joined they are the text; or None.
     """
 
     path: Path
@@ -274,45 +341,60 @@ class TaskRows:
     classes: tuple[str, ...]
     identity: str
     warnings: tuple[str, ...] = ()
+    lines: tuple[int, ...] = ()
+    label_lists: list[list[int]] | None = None
+    words: list[list[str]] | None = None
+    left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.texts[0])
 
     def first(self, count: int) -> TaskRows:
         """Return the first ``count`` rows."""
-        labels = None if self.labels is None else self.labels[:count]
-        return replace(self, texts=tuple(texts[:count] for texts in self.texts), labels=labels)
+        return replace(
+            self,
+            texts=tuple(texts[:count] for texts in self.texts),
+            labels=None if self.labels is None else self.labels[:count],
+            lines=self.lines[:count],
+            label_lists=None if self.label_lists is None else self.label_lists[:count],
+            words=None if self.words is None else self.words[:count],
+        )
 
 
 def read_training(path: Path, form: TaskForm) -> TaskRows:
     """Read the training file, which defines the classes.
 
-    Raises UserError as `read_columns`, if a label is not the required number, or if the number of
-    classes is not the declared one.
+    Raises UserError as `read_columns`, if a row has no label or one that is not the required
+    number, or if the number of classes is not the declared one.
     """
     table = _table(path, form, with_labels=True)
+    if form.kind == "set":
+        return _rows_of_sets(table, form, None)
     classes = () if form.num_labels == 1 else form.classes or _classes(table, form.num_labels)
     _refuse_missing_header(path, form, classes)
     labels = _labels(table, classes)
     unseen = sorted(set(range(len(classes))).difference(labels.astype(np.int64).tolist()))
     warnings = [f"no row is of class {classes[number]!r}" for number in unseen]
-    return _rows(table, form.text_columns, labels, classes, warnings)
+    return _rows(table, form, labels, classes, warnings)
 
 
 def read_evaluation(path: Path, form: TaskForm, classes: tuple[str, ...]) -> TaskRows:
     """Read a file with the labels of the training file; ``classes`` is () for numbers.
 
-    Raises UserError as `read_columns`, or if a label is not a class of the task or not a number.
+    Raises UserError as `read_columns`, if a row has no label, or if it is not a class of the task
+    or not a number.
     """
     table = _table(path, form, with_labels=True)
-    return _rows(table, form.text_columns, _labels(table, classes), classes)
+    if form.kind == "set":
+        return _rows_of_sets(table, form, classes)
+    return _rows(table, form, _labels(table, classes), classes)
 
 
 def read_texts(path: Path, form: TaskForm) -> TaskRows:
     """Read only texts. Raises UserError as `read_columns`."""
     table = _table(path, form, with_labels=False)
     _refuse_missing_header(path, form, form.classes or ())
-    return _rows(table, form.text_columns, None, ())
+    return _rows(table, form, None, ())
 
 
 def _refuse_missing_header(path: Path, form: TaskForm, classes: tuple[str, ...]) -> None:
@@ -341,13 +423,95 @@ def _refuse_missing_header(path: Path, form: TaskForm, classes: tuple[str, ...])
 
 def _table(path: Path, form: TaskForm, with_labels: bool) -> TaskTable:
     """Read the columns of the texts and, the last one, of the labels."""
-    wanted = [*form.text_columns, *([form.label_column] if with_labels else [])]
-    return read_columns(path, wanted, form.header, form.lenient)
+    if not with_labels:
+        return read_columns(path, form.text_columns, form.header, form.lenient)
+    names = form.label_columns
+    wanted = [*form.text_columns, *names]
+    lists = names if form.kind == "set" else ()
+    table = read_columns(path, wanted, form.header, form.lenient, lists)
+    if len(names) > 1:
+        return _with_joined_columns(table, names)
+    if form.kind == "set":
+        return table
+    has_label = [bool(label.strip()) for label in table.columns[-1]]
+    if all(has_label):
+        return table
+    if form.skip_bad and any(has_label):
+        left_out = table.left_out + has_label.count(False)
+        lines = list(compress(table.lines, has_label))
+        columns = [list(compress(column, has_label)) for column in table.columns]
+        return TaskTable(path, lines, columns, left_out)
+    missing = [line for line, has in zip(table.lines, has_label, strict=True) if not has]
+    reason = f"{_named_lines(missing)} no label"
+    raise UserError("data.row", path, reason, "Give each one, or leave them out with SKIP_BAD=1")
+
+
+def _named_lines(lines: Sequence[int]) -> str:
+    """Return the start of a sentence about these lines: "line 3 has"."""
+    if len(lines) == 1:
+        return f"line {lines[0]} has"
+    named = ", ".join(map(str, lines[:_MOST_NAMED]))
+    more = len(lines) - _MOST_NAMED
+    return f"lines {named} and {more:,} more have" if more > 0 else f"lines {named} have"
+
+
+def _with_joined_columns(table: TaskTable, names: Sequence[str]) -> TaskTable:
+    """Return the table with the columns of 0 and 1 joined to one, of sets.
+
+    Raises UserError for another value.
+    """
+    texts = table.columns[: -len(names)]
+    joined = []
+    rows = zip(*table.columns[-len(names) :], strict=True)
+    for line, row in zip(table.lines, rows, strict=True):
+        for name, word in zip(names, row, strict=True):
+            if word.strip().lower() not in _IN_SET:
+                reason = f"line {line}: {name} is {word!r}, not 0 or 1"
+                raise UserError("data.labels", table.path, reason, "Write 1 if the label applies")
+        joined.append(
+            _SEPARATOR.join(
+                name for name, word in zip(names, row, strict=True) if _IN_SET[word.strip().lower()]
+            )
+        )
+    return TaskTable(table.path, table.lines, [*texts, joined], table.left_out)
+
+
+def classes_of_set(word: str) -> list[str]:
+    """Return the classes of a set that is written ``a|b``."""
+    return [part.strip() for part in word.split(_SEPARATOR) if part.strip()]
+
+
+def written_set(classes: Iterable[str]) -> str:
+    """Return the text of a set, ``a|b``."""
+    return _SEPARATOR.join(classes)
+
+
+def _rows_of_sets(table: TaskTable, form: TaskForm, known: Sequence[str] | None) -> TaskRows:
+    """Return the rows of a table with sets; without ``known`` its words are the classes."""
+    sets = [classes_of_set(word) for word in table.columns[-1]]
+    if known is None:
+        named = form.label_columns if len(form.label_columns) > 1 else ()
+        classes = form.classes or named or tuple(sorted({name for found in sets for name in found}))
+        if not classes:
+            raise UserError("data.labels", table.path, "no row has a label", "Give labels")
+    else:
+        classes = tuple(known)
+    numbers = {name: number for number, name in enumerate(classes)}
+    for line, found in zip(table.lines, sets, strict=True):
+        for name in found:
+            if name not in numbers:
+                raise _unknown_class(table.path, line, name, classes)
+    label_lists = [sorted({numbers[name] for name in found}) for found in sets]
+    warnings = []
+    if empty := sum(not numbers_of_row for numbers_of_row in label_lists):
+        warnings.append(f"{empty:,} of {len(sets):,} rows have no label: no class applies")
+    rows = _rows(table, form, np.empty(0, np.float32), classes, warnings)
+    return replace(rows, labels=None, label_lists=label_lists)
 
 
 def _rows(
     table: TaskTable,
-    names: Sequence[str],
+    form: TaskForm,
     labels: np.ndarray | None,
     classes: tuple[str, ...],
     warnings: Sequence[str] = (),
@@ -355,8 +519,13 @@ def _rows(
     texts = table.columns if labels is None else table.columns[:-1]
     what = []
     if table.left_out:
-        what.append(f"{table.left_out:,} rows have a wrong number of fields and are left out")
-    for name, column in zip(names, texts, strict=True):
+        reason = (
+            "a wrong number of fields, or no label,"
+            if form.skip_bad
+            else "a wrong number of fields"
+        )
+        what.append(f"{table.left_out:,} rows have {reason} and are left out")
+    for name, column in zip(form.text_columns, texts, strict=True):
         if empty := sum(not text.strip() for text in column):
             what.append(f"{empty:,} of {len(column):,} rows have no text in {name!r}")
     shown_warnings = tuple(f"warning: {table.path}: {warning}" for warning in (*what, *warnings))
@@ -367,6 +536,8 @@ def _rows(
         classes,
         f"sha256:{file_sha256(table.path)}",
         shown_warnings,
+        tuple(table.lines),
+        left_out=table.left_out,
     )
 
 
@@ -384,8 +555,6 @@ def _classes(table: TaskTable, declared: int | None) -> tuple[str, ...]:
         word.strip(): line
         for word, line in zip(reversed(words), reversed(table.lines), strict=True)
     }
-    if "" in found:
-        raise UserError("data.row", path, f"line {found['']} has no label", "Give every row one")
     if all(is_count(word) for word in found):
         numbers = sorted(int(word) for word in found)
         if declared and numbers[-1] < declared:
@@ -424,16 +593,19 @@ def _class_numbers(table: TaskTable, classes: tuple[str, ...]) -> np.ndarray:
         name = word.strip()
         number = known.get(name, known.get(str(int(name))) if is_count(name) else None)
         if number is None:
-            guess = nearest(name, classes)
-            remedy = (
-                f"Did you mean {guess}?"
-                if guess
-                else f"The task's classes are {', '.join(classes[:10])}"
-            )
-            reason = f"line {table.lines[row]}: {name!r} is not a class of the task"
-            raise UserError("data.labels", table.path, reason, remedy)
+            raise _unknown_class(table.path, table.lines[row], name, classes)
         labels[row] = number
     return labels
+
+
+def _unknown_class(path: Path, line: int, name: str, classes: Sequence[str]) -> UserError:
+    guess = nearest(name, classes)
+    remedy = f"The task's classes are {', '.join(classes[:10])}"
+    if guess:
+        remedy = f"Did you mean {guess}?"
+    return UserError(
+        "data.labels", path, f"line {line}: {name!r} is not a class of the task", remedy
+    )
 
 
 def _numbers(table: TaskTable) -> np.ndarray:

@@ -257,6 +257,23 @@ class TaskConfig(Section):
     num_labels: int | None = fixed_setting(
         "NUM_LABELS", "Number of classes; 1 for regression.", default=None, ge=1, le=100000
     )
+    label_kind: Literal["one", "set", "tags"] = fixed_setting(
+        "LABEL_KIND",
+        "one: a class or a number for each row; set: any number of classes; "
+        "tags: a class for each word.",
+        default="one",
+    )
+    skip_bad: bool = fixed_setting("SKIP_BAD", "Leave out rows without a label.", default=False)
+    standardize: bool = fixed_setting(
+        "STANDARDIZE_LABELS",
+        "Train on numbers with mean 0 and deviation 1; predictions have the original unit.",
+        default=False,
+    )
+    class_weights: Literal["none", "balanced"] = fixed_setting(
+        "CLASS_WEIGHTS",
+        "Weight of a class in the loss; balanced: its share of the rows, inverted.",
+        default="none",
+    )
     metric: str | None = setting(
         "METRIC", "Task metric that is compared with TARGET_MLM_ACCURACY.", default=None
     )

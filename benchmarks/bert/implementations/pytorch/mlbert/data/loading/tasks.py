@@ -1,5 +1,8 @@
 """Batches of task rows: [CLS] text [SEP], or [CLS] first [SEP] second [SEP] as segments 0
 and 1, unpadded; with the special tokens and segments of the tokenizer.
+
+A list of labels is stored as a batch's ``masked_labels``: for a set of classes at position 0, for
+tags of words at each word's first piece.
 """
 
 from __future__ import annotations
@@ -40,6 +43,9 @@ def encode(
 
     ``warn`` is called once with the number of rows that were truncated, if there are any.
     """
+    if rows.words is not None:
+        return encode_words(rows, tokenizer, max_seq_length, warn)[0]
+    label_lists = rows.label_lists or [[]] * len(rows)
     cls = [tokenizer.cls_id]
     sep = [tokenizer.sep_id]
     between = tokenizer.special.frame.between
@@ -54,7 +60,7 @@ def encode(
             first = text(0, row)
             if len(encoded) == 1:
                 tokens = [*cls, *first[: max_seq_length - 2], *sep]
-                yield tokens, len(tokens), False, [], []
+                yield tokens, len(tokens), False, [0] * len(label_lists[row]), label_lists[row]
             else:
                 second = text(1, row)
                 room = max_seq_length - 2 - len(between)
@@ -62,7 +68,8 @@ def encode(
                 tokens = [*cls, *first[:a], *between, *second[:b], *sep]
                 has_segments = tokenizer.special.frame.has_segments
                 end_of_first = 1 + a + len(between) if has_segments else len(tokens)
-                yield tokens, end_of_first, False, [], []
+                labels = label_lists[row]
+                yield tokens, end_of_first, False, [0] * len(labels), labels
 
     special_tokens = 2 + (len(between) if len(encoded) == 2 else 0)
     whole_lengths = special_tokens + sum(np.diff(offsets) for _, offsets in encoded)
@@ -74,10 +81,58 @@ def encode(
     return replace(Ragged.from_rows(sequences(), tokenizer.dtype), labels=labels)
 
 
-def budget_of(sequences: int, max_seq_length: int) -> StaticShape:
-    """Return the maximum sizes of a micro-batch."""
+def encode_words(
+    rows: TaskRows,
+    tokenizer: Tokenizer,
+    max_seq_length: int,
+    warn: Callable[[str], None] | None = None,
+) -> tuple[Ragged, list[list[int]]]:
+    """Return the sequences of rows of words, and the words of each row that have a label.
+
+    Words are tokenized one by one, each with the white space before it. One has no label if it has
+    no piece, or if its first piece is beyond ``max_seq_length``; ``warn`` is called once with the
+    number of rows with such words. Without labels, label 0 marks the words.
+    """
+    assert rows.words is not None
+    counts = [len(words) for words in rows.words]
+    ids, starts = tokenizer.encode_all([word for words in rows.words for word in words])
+    most = max_seq_length - 2
+    sequences: list[Row] = []
+    kept: list[list[int]] = []
+    first_word = 0
+    num_cut = 0
+    for row, count in enumerate(counts):
+        bounds = starts[first_word : first_word + count + 1] - starts[first_word]
+        pieces = ids[starts[first_word] : starts[first_word + count]][:most].tolist()
+        first_word += count
+        places = bounds[:-1]
+        chosen = np.flatnonzero((np.diff(bounds) > 0) & (places < most)).tolist()
+        num_cut += int(bounds[-1]) > most
+        labels = [0] * len(chosen)
+        if rows.label_lists is not None:
+            labels = [rows.label_lists[row][word] for word in chosen]
+        tokens = [tokenizer.cls_id, *pieces, tokenizer.sep_id]
+        positions = [1 + int(places[word]) for word in chosen]
+        sequences.append((tokens, len(tokens), False, positions, labels))
+        kept.append(chosen)
+    if num_cut and warn is not None:
+        what = f"{num_cut:,} of {len(rows):,} rows are longer than {max_seq_length} tokens"
+        warn(f"warning: {rows.path}: {what} and are cut")
+    no_labels = np.zeros(len(rows), np.float32)
+    return replace(Ragged.from_rows(sequences, tokenizer.dtype), labels=no_labels), kept
+
+
+def most_labels(parts: Sequence[TaskRows]) -> int:
+    """Return the most labels of a row that has a list of them, 0 without lists."""
+    return max((len(labels) for rows in parts for labels in rows.label_lists or ()), default=0)
+
+
+def budget_of(sequences: int, max_seq_length: int, labels: int = 0) -> StaticShape:
+    """Return the maximum sizes of a micro-batch; ``labels``: most of a list of labels."""
     return replace(
-        StaticShape.rounded(sequences * max_seq_length, sequences, 0, max_seq_length),
+        StaticShape.rounded(
+            sequences * max_seq_length, sequences, sequences * labels, max_seq_length
+        ),
         has_labels=True,
     )
 
@@ -197,7 +252,7 @@ class TaskEvalSet(EvaluationBatches):
     @property
     def static_shapes(self) -> tuple[StaticShape, ...]:
         """See `mlbert.data.loading.pretraining.EvalSet`."""
-        whole = budget_of(self._batch_size, self._max_tokens)
+        whole = budget_of(self._batch_size, self._max_tokens, most_labels(self._parts))
         return (*whole.smaller_ones(), whole)
 
     def open(self) -> None:

@@ -39,6 +39,7 @@ def write_weights(
     vocabulary: Path | None,
     classes: Sequence[str] = (),
     lower_case: bool | None = None,
+    problem_type: str | None = None,
 ) -> None:
     """Write ``weights/`` (safetensors, bert_config.json, README.md)
     and ``huggingface/`` into ``folder``.
@@ -60,6 +61,7 @@ def write_weights(
         vocabulary,
         classes,
         lower_case,
+        problem_type,
     )
 
 
@@ -72,6 +74,7 @@ def write_huggingface(
     vocabulary: Path | None,
     classes: Sequence[str] = (),
     lower_case: bool | None = None,
+    problem_type: str | None = None,
 ) -> None:
     """Write or replace a folder that loads with ``from_pretrained`` of the ``transformers`` class
     with the model's name, of ModernBERT or RoBERTa for models of these forms, or with
@@ -87,12 +90,15 @@ def write_huggingface(
             or None.
         classes: names of a classifier's outputs, if it has any.
         lower_case: whether the text was lowercased; None: as the tokenizer's files say.
+        problem_type: Hugging Face's name of a sequence classifier's loss, if it is known.
 
     Raises:
         UserError: a file cannot be written.
     """
     outputs = len(state["classifier.weight"]) if "classifier.weight" in state else 0
     config = exported_config(shape, architecture, classes or [f"LABEL_{i}" for i in range(outputs)])
+    if problem_type is not None:
+        config["problem_type"] = problem_type
     model_type = config["model_type"]
     has_foreign = False
     if vocabulary is not None and is_foreign(vocabulary):

@@ -22,6 +22,7 @@ from mlbert.models.weights.checkpoint_names import TIED, VOCABULARY
 from mlbert.models.weights.modernbert import (
     MODEL_TYPE,
     SHARED_NAMES,
+    TOKEN_CLASSIFIER,
     is_native,
     modernbert_config,
     shape_of_modernbert,
@@ -112,6 +113,8 @@ def _own_config(config: BertConfig, architecture: str) -> dict[str, object]:
         "with local attention": config.local_attention > 0,
     }
     missing = [name for name, used in options.items() if used]
+    if architecture == TOKEN_CLASSIFIER:
+        missing.append(f"with this encoder: {obstacle(config)}")
     if missing:
         reason = f"cannot express a {architecture} {' and '.join(missing)}"
         remedy = "Keep the weights in our own form, or export with classifier_pooling cls or mean"

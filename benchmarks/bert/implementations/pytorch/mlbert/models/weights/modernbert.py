@@ -28,9 +28,11 @@ from mlbert.host.json_files import shown
 from mlbert.models.weights.checkpoint_names import fused_position
 
 MODEL_TYPE = "modernbert"
+TOKEN_CLASSIFIER = "BertForTokenClassification"
 ARCHITECTURES = {
     "BertForMaskedLM": "ModernBertForMaskedLM",
     "BertForSequenceClassification": "ModernBertForSequenceClassification",
+    TOKEN_CLASSIFIER: "ModernBertForTokenClassification",
 }
 # Fields of `BertConfig` with the same name in the config.json of a BERT and of a ModernBERT.
 SHARED_NAMES = (
@@ -102,7 +104,7 @@ def is_native(shape: BertConfig, architecture: str) -> bool:
     if not shape.is_rotary:
         return False
     is_classifier = architecture == "BertForSequenceClassification"
-    return architecture == "BertForMaskedLM" or (
+    return architecture in ("BertForMaskedLM", TOKEN_CLASSIFIER) or (
         is_classifier and shape.classifier_pooling != "tanh"
     )
 

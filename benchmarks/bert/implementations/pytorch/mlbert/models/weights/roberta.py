@@ -22,10 +22,12 @@ from mlbert.models.weights.checkpoint_names import POSITION_EMBEDDINGS, own_torc
 
 MODEL_TYPE = "roberta"
 MODEL_TYPES = (MODEL_TYPE, "xlm-roberta", "camembert")  # one model, three tokenizers
+_TOKEN_CLASSIFIER = "BertForTokenClassification"
 ARCHITECTURES = {
     "BertForPreTraining": "RobertaForMaskedLM",  # RoBERTa has no next-sentence head
     "BertForMaskedLM": "RobertaForMaskedLM",
     "BertForSequenceClassification": "RobertaForSequenceClassification",
+    _TOKEN_CLASSIFIER: "RobertaForTokenClassification",
 }
 _PAD_TOKEN_ID = 1  # if a config.json does not say it
 _REMEDY = "Choose a complete config.json of a RoBERTa"
@@ -113,7 +115,9 @@ def roberta_state(
             continue
         if name == POSITION_EMBEDDINGS:
             tensor = torch.cat([tensor.new_zeros(shape.position_offset, len(tensor[0])), tensor])
-        tensors[_their_name(name)] = tensor
+        # Theirs of tokens is one linear layer, as ours.
+        is_plain = architecture == _TOKEN_CLASSIFIER and name.startswith("classifier.")
+        tensors[name if is_plain else _their_name(name)] = tensor
     if "lm_head.decoder.bias" in tensors:
         tensors["lm_head.bias"] = tensors["lm_head.decoder.bias"]
     return tensors

@@ -7,16 +7,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import shutil
-import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -31,7 +27,7 @@ from mlbert.distributed.world import World
 from mlbert.host.console import LINE_SECONDS, console_progress, short_duration, write_page
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
-from mlbert.host.exit_statuses import BY_SIGNAL, FAILED, SUCCEEDED, SUCCESS, Terminated
+from mlbert.host.exit_statuses import FAILED, SUCCEEDED, SUCCESS, Terminated
 from mlbert.host.files import write_atomically
 from mlbert.host.packages import import_sibling
 from mlbert.models.fill_mask import fill, open_masked_lm, open_model
@@ -46,6 +42,7 @@ from mlbert.programs.custom_corpus.corpus_plan import (
 )
 from mlbert.programs.custom_corpus.own_folder import OwnFolder
 from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
+from mlbert.programs.save_on_signal import interrupted_status, signals_save
 from mlbert.runs.events import Events
 from mlbert.runs.progress import TrainState
 from mlbert.training.experiment import evaluate_only, run_experiment
@@ -473,7 +470,7 @@ class CorpusRun:
             )
             self._say(f"before training: held-out accuracy {accuracy:.4f}")
         try:
-            with _signals_save():
+            with signals_save():
                 outcome = run_experiment(resolved, world, self._console, options)
         except Terminated as end:
             saved = (
@@ -482,7 +479,7 @@ class CorpusRun:
                 else "nothing was trained yet"
             )
             self._say(f"interrupted: {saved}. Run the same command to resume.")
-            return BY_SIGNAL + (_caught[0] if _caught else end.signum)
+            return interrupted_status(end)
         if outcome.status != SUCCESS:
             self._say(f"stopped: {outcome.reason}")
             return FAILED
@@ -575,29 +572,3 @@ class BaselineWarnings(Events):
             self._warned = 2
             what = f"guessing from one neighbor ({bigram:.4f})"
             self._say(f"warning: no better than {what}: use more --minutes, or a smaller --size")
-
-
-_caught: list[int] = []
-
-
-@contextmanager
-def _signals_save() -> Iterator[None]:
-    """On Ctrl-C or SIGTERM let the run save a checkpoint and exit;
-    a second signal ends it at once.
-    """
-
-    def request_save(signum: int, _: FrameType | None) -> None:
-        signal.signal(signum, before[signal.Signals(signum)])
-        if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, signal.SIG_IGN):
-            raise KeyboardInterrupt  # the run's handler is not installed
-        _caught.append(signum)
-        os.kill(os.getpid(), signal.SIGUSR1)
-
-    before = {
-        signum: signal.signal(signum, request_save) for signum in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
