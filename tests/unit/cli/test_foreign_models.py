@@ -7,12 +7,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.data.batches import HostBatch
+from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.fill_mask import open_model
@@ -334,3 +337,62 @@ def test_a_set_is_converted_and_read_with_a_tokenizer_json(tmp_path, tree_root, 
     words = ["--tokenizer", source, "--local_path", out, "--split", "val"]
     assert run_script(programs / "text_data.py", *words) == 0, capsys.readouterr().err
     assert "#### batch" in capsys.readouterr().out
+
+
+def _trained_elsewhere(model: torch.nn.Module) -> None:
+    """Change every bias, as any training does."""
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.copy_(torch.randn(parameter.shape, generator=draw) / 10)
+
+
+@pytest.mark.parametrize("kind", ["rotary", "plain"])
+@pytest.mark.parametrize("change", ["trained", "resized", "merged"])
+def test_folders_of_ours_that_other_programs_changed(tmp_path, run_mlbert, kind, change) -> None:
+    """They are read, with transformers' logits, and written again; a merged adapter has the names
+    and shapes of a trained model.
+    """
+    options = {"position_embedding_type": "rotary", "norm_position": "pre", "gated_mlp": True}
+    config = BertConfig(len(WORDS), **SIZES, **(options if kind == "rotary" else {}))
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    model = BertForMaskedLM(config)
+    model.initialize(1)
+    write_weights(model, tmp_path, {}, tmp_path / "vocab.txt", lower_case=False)
+    peer = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "huggingface")
+    if change == "trained":
+        _trained_elsewhere(peer)
+    elif change == "resized":
+        peer.resize_token_embeddings(len(WORDS) + 8)
+    else:
+        peft = pytest.importorskip("peft")
+        names = "all-linear"
+        adapted = peft.get_peft_model(peer, peft.LoraConfig(target_modules=names, bias="all"))
+        _trained_elsewhere(adapted)
+        peer = adapted.merge_and_unload()
+    changed = tmp_path / "changed"
+    peer.save_pretrained(changed)
+    transformers.AutoTokenizer.from_pretrained(tmp_path / "huggingface").save_pretrained(changed)
+
+    code, _, err = run_mlbert("fill-mask", changed, "a [MASK] .", "--top", "1")
+    assert code == 0, err
+    again, _, tokenizer = open_model(changed)
+    rows = Ragged.from_rows([(list(range(5, 25)), 20, False, list(range(20)), [0] * 20)])
+    batch = HostBatch.of_sequences(rows, np.zeros(1, np.int64), 20).to("cpu")
+    again.train(False)
+    with torch.no_grad():
+        theirs = peer.eval()(input_ids=torch.arange(5, 25)[None]).logits[0]
+        ours = again(batch, None).masked[:, : len(theirs[0])]
+    assert (ours - theirs).abs().max() < 1e-5
+    write_weights(again, tmp_path / "written", {}, tokenizer.file)
+    reread = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "written/huggingface")
+    with torch.no_grad():
+        assert (reread(input_ids=torch.arange(5, 25)[None]).logits[0] - theirs).abs().max() < 1e-5
+    load_weights(BertForMaskedLM(again.config), tmp_path / "written/weights")
+
+
+def test_an_adapter_without_its_model(tmp_path, fails) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    said = fails(["fill-mask", tmp_path, "a [MASK]"], "checkpoint.missing", tmp_path)
+    assert "merge_and_unload" in said

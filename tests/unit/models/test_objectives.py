@@ -161,8 +161,9 @@ def test_regression_metrics():
     assert found["spearman"] == pytest.approx(
         float(torch.corrcoef(torch.stack(ranks))[0, 1]), rel=1e-9
     )
+    assert found["r2"] == pytest.approx(1 - found["loss"] / float(y.var(correction=0)), rel=1e-9)
     assert evaluated(objective, model, [filled(b, math.nan) for b in given]) == pytest.approx(
-        found, rel=1e-6
+        found, rel=1e-6, abs=1e-6
     )
 
 

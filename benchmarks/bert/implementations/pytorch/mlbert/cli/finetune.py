@@ -135,9 +135,9 @@ def finetune(
     data.glue=FOLDER         GLUE's files
     data.source=NAME         how to create missing files: datasets, python (stand-ins)
     """
-    options = (start, train, held_out, text, label, task, numbers, minutes, epochs, patience, seed)
-    is_direct = any(value is not None for value in (*options, tensorboard, wandb))
-    is_direct = is_direct or class_weights or skip_bad
+    options = [start, train, held_out, text, label, task, numbers, minutes, epochs, patience, seed]
+    options += [tensorboard, wandb]
+    is_direct = class_weights or skip_bad or any(value is not None for value in options)
     if predict is not None or model is not None:
         if predict is None or model is None or path is not None or is_direct:
             reason = "needs --model, and cannot be combined with a YAML file or training options"

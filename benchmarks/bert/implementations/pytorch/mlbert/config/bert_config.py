@@ -34,6 +34,7 @@ _OPTIONS = (
     "tie_word_embeddings",
     "attention_bias",
     "mlp_bias",
+    "gated_bias",
     "norm_bias",
     "classifier_bias",
     "local_attention",
@@ -51,6 +52,7 @@ _OPTIONS = (
 _ROTARY_OPTIONS = (
     "attention_bias",
     "mlp_bias",
+    "gated_bias",
     "norm_bias",
     "classifier_bias",
     "local_attention",
@@ -91,6 +93,8 @@ class BertConfig:
         attention_bias, mlp_bias, norm_bias, classifier_bias: whether the linear layers of
             attention, the output of the gated MLP, all LayerNorms, and the head's linear layer have
             biases.
+        gated_bias: whether the first matrix of the gated MLP also has a bias, as a ModernBERT with
+            ``mlp_bias`` has. New models do not have it.
         local_attention: tokens of the window of local layers: a query sees half as many keys on
             each side, and its own position. 0: no layer is local.
         global_attn_every_n_layers: distance of global layers, the first of which is the first
@@ -131,6 +135,7 @@ class BertConfig:
     tie_word_embeddings: bool = True
     attention_bias: bool = True
     mlp_bias: bool = True
+    gated_bias: bool = False
     norm_bias: bool = True
     classifier_bias: bool = True
     local_attention: Annotated[int, Field(ge=0, le=2**18)] = 0
@@ -174,6 +179,10 @@ class BertConfig:
                 "Set local_attention to 0 if all layers are global, else to the window's tokens"
             )
             raise UserError("model.shape", "bert_config", reason, remedy)
+
+        if self.gated_bias and not self.mlp_bias:
+            reason = "gated_bias true requires mlp_bias true"
+            raise UserError("model.shape", "bert_config", reason, "Change one or the other")
 
     @property
     def is_rotary(self) -> bool:

@@ -350,7 +350,7 @@ class BertLayer(nn.Module):
             config.hidden_size,
             config.inner_rows,
             norm="pre" if config.norm_position == "pre" else None,
-            bias=not config.gated_mlp,
+            bias=not config.gated_mlp or config.gated_bias,
         )
         self.output = _output(config, config.intermediate_size, bias=config.mlp_bias)
 
@@ -452,7 +452,13 @@ class BertLayer(nn.Module):
         return context_TNH.reshape(-1, self.config.hidden_size)
 
     def _gated(self, x: Tensor, mask: Mask, linears: LayerLinears) -> Tensor:
-        """Return dropout(gelu(x A) * (x B)) W."""
+        """Return dropout(gelu(x A + a) * (x B + b)) W; most models have no a and b."""
+        bias = cast(Tensor | None, self.intermediate.dense.bias)
+        if bias is not None:
+            pre = linears.product(INTERMEDIATE, x, self.intermediate.dense.weight)
+            gated = ops.gated_gelu(pre + bias.to(pre.dtype), self.config.exact_gelu)
+            inner = ops.apply_dropout(gated, *mask)
+            return linears.product(OUTPUT, inner, self.output.dense.weight)
         return linears.gated_feed_forward(
             x,
             self.intermediate.dense.weight,

@@ -18,6 +18,7 @@ from mlbert.models.weights.load import open_saved
 from mlbert.runs.starting_weights import weights_file
 
 MASK = "[MASK]"
+ADAPTER = "adapter_config.json"  # PEFT's
 _HEAD = "cls.predictions."
 
 
@@ -29,6 +30,10 @@ def open_model(source: Path) -> tuple[AnyBert, Report, Tokenizer]:
         remedy = "Give the folder of a model: config.json, model.safetensors, vocab.txt"
         if not source.is_dir():
             raise UserError("file.missing", source, "does not exist", remedy)
+        if (source / ADAPTER).is_file():
+            reason = "holds an adapter of PEFT without its model"
+            remedy = "Save the merged model: model.merge_and_unload().save_pretrained(FOLDER)"
+            raise UserError("checkpoint.missing", source, reason, remedy)
         raise UserError("checkpoint.missing", source, "contains no model", remedy)
     model, report, vocabulary, lower_case = open_saved(source)
     tokenizer = load_tokenizer(vocabulary, lower_case)

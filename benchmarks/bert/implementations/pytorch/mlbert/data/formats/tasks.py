@@ -443,7 +443,9 @@ def _table(path: Path, form: TaskForm, with_labels: bool) -> TaskTable:
         return TaskTable(path, lines, columns, left_out)
     missing = [line for line, has in zip(table.lines, has_label, strict=True) if not has]
     reason = f"{_named_lines(missing)} no label"
-    raise UserError("data.row", path, reason, "Give each one, or leave them out with SKIP_BAD=1")
+    raise UserError(
+        "data.row", path, reason, "Give every row one, or leave these out with SKIP_BAD=1"
+    )
 
 
 def _named_lines(lines: Sequence[int]) -> str:

@@ -40,6 +40,7 @@ _UNSEEN = (
     "position_embedding_type",
     "rope_theta",
     "norm_position",
+    "gated_bias",
     "local_attention",
     "global_attn_every_n_layers",
     "local_rope_theta",
@@ -126,7 +127,7 @@ def _with_options(name: str, shape: BertConfig) -> Sequence[str]:
         (shape.position_embedding_type != "absolute" and ".position_embeddings." in name)
         or (shape.is_rotary and ".token_type_embeddings." in name)
         or (shape.is_rotary and ".layer.0.attention.output.LayerNorm." in name)
-        or (shape.gated_mlp and name.endswith("intermediate.dense.bias"))
+        or (_has_no_gated_bias(shape) and name.endswith("intermediate.dense.bias"))
         or (name.endswith(".bias") and not _has_bias(name, shape))
     )
     if is_gone:
@@ -137,6 +138,10 @@ def _with_options(name: str, shape: BertConfig) -> Sequence[str]:
         name = name.replace(".attention.output.LayerNorm.", ".attention.LayerNorm.")
         name = re.sub(r"(layer\.\d+)\.output\.LayerNorm\.", r"\1.intermediate.LayerNorm.", name)
     return (name,)
+
+
+def _has_no_gated_bias(shape: BertConfig) -> bool:
+    return shape.gated_mlp and not shape.gated_bias
 
 
 def _has_bias(name: str, shape: BertConfig) -> bool:
@@ -269,6 +274,8 @@ def _refuse_other_feed_forward(own: set[str], shape: BertConfig, source: str) ->
     """Raise UserError unless checkpoint and model agree on gated feed-forward layers
     (MosaicBERT).
     """
+    if shape.gated_bias:
+        return
     inner = {name.rsplit(".", 1)[1] for name in own if ".intermediate.dense." in name}
     kinds = {True: "a MosaicBERT (gated feed-forward layers)", False: "a plain BERT"}
     if inner and (is_gated := "bias" not in inner) != shape.gated_mlp:

@@ -37,7 +37,7 @@ from mlbert.models.weights.checkpoint_state import Report, check_unseen
 from mlbert.models.weights.export import write_huggingface
 from mlbert.models.weights.foreign_tokenizer import check_foreign, is_foreign
 from mlbert.models.weights.huggingface import read_config, to_huggingface
-from mlbert.models.weights.modernbert import without_zero_biases
+from mlbert.models.weights.modernbert import with_gated_bias
 from mlbert.models.weights.roberta import without_unused_positions
 from mlbert.runs.starting_weights import (
     CHECKPOINT_TENSORS,
@@ -151,10 +151,10 @@ def read_file(file: Path) -> weight_files.Weights:
         )
     if file.name in (WEIGHTS, SAFETENSORS_INDEX, weight_files.PYTORCH_WEIGHTS, PYTORCH_INDEX):
         weights = replace(weights, shape=_shape_in_folder(file.parent))
-    tensors = without_zero_biases(weights.tensors, str(file))
-    if weights.shape is not None:
-        tensors = without_unused_positions(tensors, weights.shape)
-    return replace(weights, tensors=tensors)
+    tensors, shape = with_gated_bias(weights.tensors, weights.shape)
+    if shape is not None:
+        tensors = without_unused_positions(tensors, shape)
+    return replace(weights, tensors=tensors, shape=shape)
 
 
 def _shape_in_folder(folder: Path) -> BertConfig | None:

@@ -6,6 +6,11 @@ from collections.abc import Mapping
 
 from mlbert.mlperf.rules import UNVERIFIED
 
+_TAGS = {
+    "BertForSequenceClassification": "bert, text-classification",
+    "BertForTokenClassification": "bert, token-classification",
+}
+
 
 def model_card(architecture: str, facts: Mapping[str, object]) -> str:
     """Return the text: Hugging Face's header, a table of the facts,
@@ -16,7 +21,7 @@ def model_card(architecture: str, facts: Mapping[str, object]) -> str:
     lines = [
         "---",
         "library_name: transformers",
-        f"tags: [bert{'' if architecture == 'BertForSequenceClassification' else ', masked-lm'}]",
+        f"tags: [{_TAGS.get(architecture, 'bert, masked-lm')}]",
         "---",
         "",
         f"# {architecture} trained by this run",

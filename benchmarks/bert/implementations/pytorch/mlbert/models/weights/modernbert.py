@@ -7,9 +7,10 @@ and ``layer_types``. Both are read, and both are written into one file. Options 
 has are in its ``mlbert`` entry, so that every shape comes back.
 
 ModernBERT has one tensor for query, key and value and stores a tied decoder once.
-`mlbert.models.weights. checkpoint_names` reads its names; this module writes them. The first matrix
-of a gated feed-forward part has no bias in our models, and a zero bias in a ModernBERT with
-``mlp_bias``.
+`mlbert.models.weights.checkpoint_names` reads its names; this module writes them. A ModernBERT with
+``mlp_bias`` has a bias for the first matrix of its gated feed-forward part, too. In the models that
+we train it is not there, and zero in a folder for transformers; other programs may have trained it
+(`BertConfig.gated_bias`).
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ def modernbert_state(state: Mapping[str, Tensor], shape: BertConfig) -> dict[str
         if (theirs := _their_name(own)) is not None:
             parts.setdefault(theirs, []).append(state[own])
     tensors = {name: torch.cat(rows) for name, rows in parts.items()}
-    if shape.mlp_bias:
+    if shape.mlp_bias and not shape.gated_bias:
         for layer in range(shape.num_hidden_layers):
             tensors[f"model.layers.{layer}.mlp.Wi.bias"] = torch.zeros(shape.inner_rows)
     return tensors
@@ -285,18 +286,19 @@ def _check_rotations(values: Mapping[str, object], path: str) -> None:
             raise UserError("model.unsupported", path, reason, _REMEDY)
 
 
-def without_zero_biases(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return the tensors without the zero biases that our gated feed-forward layers do not have.
-    Raise UserError if such a bias is not zero."""
+def with_gated_bias(
+    tensors: Mapping[str, Tensor], shape: BertConfig | None
+) -> tuple[dict[str, Tensor], BertConfig | None]:
+    """Return a ModernBERT's tensors and shape (None: unknown): without the biases of the gated
+    feed-forward parts if they are zero, else with a shape that has them.
+    """
     biases = [name for name in tensors if name.endswith("mlp.Wi.bias")]
-    for name in biases:
-        if tensors[name].count_nonzero():
-            reason = f"{name} is not zero"
-            remedy = (
-                "Choose a ModernBERT without mlp_bias, or a model that mlbert pretrain has written"
-            )
-            raise UserError("checkpoint.shape", source, reason, remedy)
-    return {name: tensor for name, tensor in tensors.items() if name not in biases}
+    is_trained = any(tensors[name].count_nonzero() for name in biases)
+    if is_trained and shape is not None and not shape.gated_bias:
+        shape = dataclasses.replace(shape, gated_bias=True)
+    if is_trained or (shape is not None and shape.gated_bias):
+        return dict(tensors), shape
+    return {name: tensor for name, tensor in tensors.items() if name not in biases}, shape
 
 
 def _their_name(own: str) -> str | None:

@@ -70,7 +70,7 @@ from mlbert.models.weights.flexbert import (
     shape_of_flexbert,
 )
 from mlbert.models.weights.huggingface import config_from_huggingface, huggingface_config, obstacle
-from mlbert.models.weights.modernbert import without_zero_biases
+from mlbert.models.weights.modernbert import with_gated_bias
 from mlbert.models.weights.stand_ins import stand_ins
 from mlbert.runs.starting_weights import shards_of
 
@@ -467,15 +467,18 @@ def _composer_weights(content: Any, path: Path) -> Weights:
         raise UserError(
             "checkpoint.format", path, "has no state.model", "Give a checkpoint that Composer wrote"
         )
-    tensors = without_zero_biases(_tensors(model, path), str(path))
+    tensors = _tensors(model, path)
     values = state
     for key in ("integrations", "huggingface", "model", "config", "content"):
         values = values.get(key, {}) if isinstance(values, dict) else {}
+    shape: BertConfig | None
     if not isinstance(values, dict) or not values:
-        return Weights(tensors)
-    if is_flexbert(values):
-        return Weights(tensors, shape_of_flexbert(values, str(path)))
-    return Weights(tensors, composer_shape(config_from_huggingface(values, str(path)), tensors))
+        shape = None
+    elif is_flexbert(values):
+        shape = shape_of_flexbert(values, str(path))
+    else:
+        shape = composer_shape(config_from_huggingface(values, str(path)), tensors)
+    return Weights(*with_gated_bias(tensors, shape))
 
 
 def composer_shape(shape: BertConfig, tensors: Mapping[str, Tensor]) -> BertConfig:
