@@ -35,6 +35,8 @@ from stored_sets import tree
 from text_sets import json_lines
 from user_errors import user_error
 
+SHARDS = Path(__file__).parents[3] / "assets/mds/documents"
+
 NOUNS = [
     "river",
     "house",
@@ -471,6 +473,8 @@ def test_paths_without_text_are_reported(tmp_path: Path) -> None:
         tmp_path / "no": "file.missing",
         tmp_path / "empty": "data.empty",
         Path("/dev/zero"): "file.wrong-kind",
+        SHARDS: "data.format",
+        SHARDS / "uint16": "data.format",
     }
     for path, code in paths.items():
         with user_error(code, path):

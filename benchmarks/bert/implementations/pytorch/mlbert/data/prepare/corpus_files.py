@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlbert.data.formats.manifest import reading
-from mlbert.data.formats.mds_files import zstandard_module
+from mlbert.data.formats.mds_files import INDEX, zstandard_module
 from mlbert.data.formats.tasks import table_rows
 from mlbert.host.errors import UserError, import_package
 from mlbert.host.files import plain_size
@@ -128,6 +128,10 @@ def find_sources(
             )
             if not path.is_dir() and not path.is_file():
                 raise UserError("file.wrong-kind", path, "is neither a file nor a folder", _REMEDY)
+        if not places and _holds_shards(path):
+            reason = "holds shards of MosaicML Streaming (MDS), not files of text"
+            remedy = "Train on them with a YAML file: mlbert pretrain FILE.yaml data_local=FOLDER"
+            raise UserError("data.format", path, reason, remedy)
         if not places:
             found_instead = f", only {format_counts(others)}" if others else ""
             raise UserError("data.empty", path, f"holds no text{found_instead}", _REMEDY)
@@ -141,6 +145,11 @@ def find_sources(
             "Give text",
         )
     return list(found.values())
+
+
+def _holds_shards(folder: Path) -> bool:
+    """Return True if a folder, or one in it, is an MDS set."""
+    return (folder / INDEX).is_file() or any(folder.glob(f"*/{INDEX}"))
 
 
 def format_counts(counts: Counter[str]) -> str:
