@@ -93,6 +93,25 @@ def test_again_and_beyond_the_unused_entries(tmp_path: Path) -> None:
     assert len(set(entries.values())) == added.size
 
 
+def test_a_word_that_is_a_piece_of_others(tmp_path: Path) -> None:
+    old = saved("bpe", tmp_path / "old")
+    piece = next(
+        entry
+        for entry, number in old.vocabulary.items()
+        if len(entry) > 2
+        and entry.isascii()
+        and entry.isalpha()
+        and len(old.encode(f" {entry}")) > 1
+    )
+    added = add_words(old, ["first", piece, "second"])
+    assert added.shared == [piece]
+    assert len(added.pieces) == 2
+    for text in OTHER:
+        if piece not in text.split():
+            assert added.library.encode(text, add_special_tokens=False).ids == old.encode(text)
+    assert added.size == old.vocab_size
+
+
 def test_unused_entries_that_are_added_tokens(tmp_path: Path) -> None:
     """As in ModernBERT's tokenizer.json."""
     old = saved("bpe", tmp_path / "old")

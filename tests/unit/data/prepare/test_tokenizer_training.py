@@ -83,6 +83,9 @@ def test_transformers_reads_it(kind: str, texts: Path, tmp_path: Path, run_mlber
     masked = tokenizer(f"ka {tokenizer.mask_token}, to")["input_ids"]
     before = tokenizer("ka")["input_ids"][:-1]
     assert masked[: len(before) + 1] == [*before, tokenizer.mask_token_id], "no space between"
+    masked = tokenizer(f"ka {tokenizer.mask_token} to", add_special_tokens=False)["input_ids"]
+    after = tokenizer("ka to", add_special_tokens=False)["input_ids"][len(before) - 1 :]
+    assert masked[len(before) :] == after, "the space belongs to the next word"
     text = made_text(1, 5)[0]
     decoded = tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True)
     assert decoded.replace(" ", "").casefold() == text.replace(" ", "").casefold()
@@ -116,7 +119,7 @@ for kind in KINDS:
             capture_output=True,
             text=True,
         ).stdout
-        for threads in (1, 2, 2)
+        for threads in (1, 2)
     }
     assert len(made) == 1, made
 
@@ -195,6 +198,7 @@ def test_what_is_refused(
     assert_fails([*words, "--kind", "word"], "config.choice", "--kind word")
     assert_fails([*words, "--size", "1000"], "config.range", "--size")
     assert_fails([*words, "--size", "64"], "config.range", "--size")
+    assert_fails([*words, "--cased"], "config.conflict", "--cased/--lower-case")
     large = ["--size", 1 << 17]
     assert_fails([*words, *large, "--kind", "wordpiece"], "config.range", "--size")
     assert_fails([*words, "--compare", tmp_path / "none.json"], "file.missing", "none.json")
@@ -206,6 +210,11 @@ def test_what_is_refused(
     status, _, errors = run_mlbert(*words[:2], texts, tmp_path / "bad", *words[3:])
     assert status == 2
     assert_error_line(errors, "data.encoding", "bad/a.txt")
+    status, printed, _ = run_mlbert(
+        *words[:2], texts, tmp_path / "bad", "--size", 320, "--out", tmp_path / "o", "--skip-bad"
+    )
+    assert status == 0
+    assert "skipped: " in printed
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".*")), "nothing half-written"
     (tmp_path / "out").mkdir()

@@ -42,7 +42,7 @@ Texts = Annotated[
     ),
 ]
 Sample = Annotated[
-    int, typer.Option(min=LEAST_SAMPLE, metavar="N", help="Characters to read closely, about.")
+    int, typer.Option(min=LEAST_SAMPLE, metavar="N", help="Characters of the text to use, about.")
 ]
 Column = Annotated[
     str | None,
@@ -151,6 +151,8 @@ def _print(report: TokenizerReport, out: Path) -> None:
         f"trained on {report.trained_characters:,} characters in "
         f"{report.trained_documents:,} documents, of {report.characters:,}"
     )
+    if report.skipped:
+        say(f"skipped: {', '.join(report.skipped)}")
     if report.decision:
         say(report.decision)
     table = new_table(

@@ -62,13 +62,15 @@ class AddedWords:
 
     Attributes:
         library: the new tokenizer.
-        pieces: id of each added word -> the ids that it had before.
+        pieces: new id of a word -> the ids that it had before.
+        shared: words that are now one token, with the id of an equal piece inside other words.
         known: words that are one token already and were not added.
         size: entries, with unused ones.
     """
 
     library: tokenizers.Tokenizer
     pieces: dict[int, list[int]]
+    shared: list[str]
     known: list[str]
     size: int
 
@@ -108,9 +110,13 @@ def add_words(tokenizer: Tokenizer, words: Iterable[str], rows: int = 0) -> Adde
         rows: of the model's embedding; there are at least as many entries.
 
     Raises:
-        UserError: a word cannot be one token of this tokenizer.
+        UserError: a word cannot be one token of this tokenizer, or its ids have gaps.
     """
     old = as_library(tokenizer)
+    if {*old.get_vocab().values()} != {*range(old.get_vocab_size())}:
+        reason = "has ids without an entry, so none can be added"
+        remedy = "Choose a tokenizer with an entry for each id"
+        raise UserError("vocabulary.unsupported", tokenizer.file, reason, remedy)
     pieces_of: dict[str, list[int]] = {}
     known: list[str] = []
     for word in words:
@@ -119,20 +125,24 @@ def add_words(tokenizer: Tokenizer, words: Iterable[str], rows: int = 0) -> Adde
             known.append(word)
         else:
             pieces_of[word] = pieces
+    shared = [word for word in pieces_of if old.token_to_id(word) is not None]
+    num_new = len(pieces_of) - len(shared)
     content = json.loads(old.to_str())
     unused = _take_unused(content, old)
     first = old.get_vocab_size() - len(unused)
-    needed = max(first + len(pieces_of), old.get_vocab_size(), rows)
+    needed = max(first + num_new, old.get_vocab_size(), rows)
     size = round_up(needed)
-    fillers = _fillers(unused, len(pieces_of), size - first - len(pieces_of))
+    fillers = _fillers(unused, num_new, size - first - num_new)
     new = _with_tokens(content, pieces_of, fillers, old, tokenizer.file)
     for word, pieces in pieces_of.items():
         if not _is_one_token(new, old, word):
             reason = f"cannot have {shown(word)} as one token ({len(pieces)} pieces)"
             remedy = "Leave the word out"
             raise UserError("vocabulary.unsupported", tokenizer.file, reason, remedy)
-    numbers = {number: pieces_of[word] for number, word in enumerate(pieces_of, first)}
-    return AddedWords(new, numbers, known, size)
+    numbers = {
+        new.token_to_id(word): pieces for word, pieces in pieces_of.items() if word not in shared
+    }
+    return AddedWords(new, numbers, shared, known, size)
 
 
 def as_library(tokenizer: Tokenizer) -> tokenizers.Tokenizer:

@@ -24,7 +24,7 @@ from mlbert.data.prepare.corpus_files import CorpusSource
 from mlbert.data.prepare.executor import Executor, sigterm_raises
 from mlbert.data.prepare.tokenizer_report import TokenizerMeasures, measure
 from mlbert.data.prepare.tokenizer_text import TextCounts, read_text
-from mlbert.data.prepare.tokenizer_training import check_size, train_tokenizer
+from mlbert.data.prepare.tokenizer_training import check_case, check_size, train_tokenizer
 from mlbert.host.errors import UserError
 from mlbert.host.files import writing
 
@@ -81,6 +81,7 @@ class TokenizerReport:
         entries: of the vocabulary, with unused ones.
         unused: entries that no text has.
         decision: what was decided by the text, in words.
+        skipped: files that were left out because they cannot be read.
         characters: of all text.
         trained_characters, trained_documents: the sample, without held-out documents.
         sources: by name.
@@ -90,6 +91,7 @@ class TokenizerReport:
     entries: int
     unused: int
     decision: str
+    skipped: list[str]
     characters: int
     trained_characters: int
     trained_documents: int
@@ -105,6 +107,7 @@ def make_tokenizer(
     too little of it.
     """
     check_size(request.kind, request.size)
+    check_case(request.kind, request.lower_case)
     with new_folder(out) as folder:
         text = read_text(
             request.paths,
@@ -143,6 +146,7 @@ def make_tokenizer(
             entries=entries,
             unused=entries - trained.num_learnt,
             decision=trained.decision,
+            skipped=[str(path) for path in text.skipped],
             characters=text.characters,
             trained_characters=counts.characters,
             trained_documents=counts.documents,

@@ -108,6 +108,13 @@ def check_size(kind: str, size: int) -> None:
         )
 
 
+def check_case(kind: str, lower_case: bool | None) -> None:
+    """Raise UserError if the case is chosen for a kind that keeps it."""
+    if lower_case is not None and kind != WORDPIECE:
+        reason = f"applies only to --kind {WORDPIECE}"
+        raise UserError("config.conflict", "--cased/--lower-case", reason, "Remove it")
+
+
 def train_tokenizer(
     kind: str,
     texts: Iterable[str],
@@ -212,9 +219,14 @@ def train_unigram(
     content["model"]["vocab"] = _in_fixed_order(pieces)
     content["model"]["unk_id"] = SPECIAL_TOKENS.index(UNKNOWN)
     tokenizer = Tokenizer.from_str(json.dumps(content))
-    # As SentencePiece: compatible characters become one, white space of any kind one space.
+    # As SentencePiece: compatible characters become one, white space of any kind one space. The
+    # space after [MASK] belongs to the next word.
     tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+        [
+            normalizers.NFKC(),
+            normalizers.Replace(Regex(r"\s+"), " "),
+            normalizers.Strip(left=False, right=True),
+        ]
     )
     # Only the first word of a text gets a space: what follows [MASK] may be a comma.
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")

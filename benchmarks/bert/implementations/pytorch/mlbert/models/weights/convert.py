@@ -362,6 +362,9 @@ def add_words_to_model(source: Path, target: Path, words: Path) -> Report:
     rows = f"{shape.vocab_size} -> {added.size} rows"
     taken = {name: f"{name}, {rows}" if name in NAMES else name for name in kept}
     notes = [f"{len(added.pieces)} words added, each one token"]
+    if added.shared:
+        listed = ", ".join(added.shared[:_LISTED])
+        notes.append(f"one token now, with the row of an equal piece: {listed}")
     if added.known:
         notes.append(f"one token already: {', '.join(added.known[:_LISTED])}")
     return Report(taken=taken, is_checked=report.is_checked, notes=notes)
