@@ -90,7 +90,7 @@ def test_scores_of_sets_are_scikit_learns() -> None:
     for average in ("micro", "macro"):
         expected = f1_score(labels, predicted, average=average, zero_division=0)
         assert found[f"{average}_f1"] == pytest.approx(expected)
-    assert found["accuracy"] == pytest.approx((labels == predicted).all(axis=1).mean())
+    assert found["set_accuracy"] == pytest.approx((labels == predicted).all(axis=1).mean())
 
 
 def test_entities_of_an_evaluation(objectives) -> None:
@@ -98,7 +98,7 @@ def test_entities_of_an_evaluation(objectives) -> None:
     rows = objective.rows(model, batch.to("cpu")).detach()
     found = objective.metrics([3.0], rows)
     assert objective.labeled(rows.numpy()) == [[TAGS[tag] for tag in row] for row in of_words]
-    assert found["accuracy"] == pytest.approx(
+    assert found["word_accuracy"] == pytest.approx(
         sum(
             guess == TAGS[truth]
             for guesses, truths in zip(objective.predicted(rows.numpy()), of_words, strict=True)
@@ -106,4 +106,4 @@ def test_entities_of_an_evaluation(objectives) -> None:
         )
         / 6
     )
-    assert set(found) == {"accuracy", "loss", "precision", "recall", "f1"}
+    assert set(found) == {"word_accuracy", "loss", "precision", "recall", "f1"}

@@ -23,8 +23,8 @@ from mlbert.data.formats.entities import count_entities, is_entity_tag, sum_coun
 from mlbert.models.encoder import Keys
 from mlbert.models.objectives import ObjectiveModel, SequenceObjective, known_choice
 
-SET_METRICS = ("micro_f1", "macro_f1", "accuracy")
-TAG_METRICS = ("accuracy",)
+SET_METRICS = ("micro_f1", "macro_f1", "set_accuracy")
+TAG_METRICS = ("word_accuracy",)
 ENTITY_METRICS = ("f1", *TAG_METRICS)
 THRESHOLD = 0.5  # probability from which a class is predicted
 
@@ -46,7 +46,7 @@ class LabelSets(SequenceObjective):
         parts: see `SequenceObjective`.
 
     Metrics: "micro_f1", of all decisions together; "macro_f1", the mean of the classes' (0 if
-    undefined); "accuracy", the share of sequences whose set is right; "loss", the mean over
+    undefined); "set_accuracy", the share of sequences whose set is right; "loss", the mean over
     sequences and classes. Rows: loss, L probabilities, L labels of 0 and 1.
     """
 
@@ -108,7 +108,7 @@ def set_scores(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     return {
         "micro_f1": float(micro),
         "macro_f1": float(macro),
-        "accuracy": float((predicted == labels).all(axis=1).mean()),
+        "set_accuracy": float((predicted == labels).all(axis=1).mean()),
     }
 
 
@@ -118,11 +118,11 @@ class WordTags(SequenceObjective):
     Args:
         tags: their names.
         scope: see `mlbert.models.objectives`.
-        metric: the target metric: "accuracy", or "f1" if the tags are those of entities.
+        metric: the target metric: "word_accuracy", or "f1" if the tags are those of entities.
         most_words: W, of the evaluation set.
         parts: see `SequenceObjective`.
 
-    Metrics: "accuracy" of the words, "loss", their mean, and for tags of entities their
+    Metrics: "word_accuracy", "loss", their mean, and for tags of entities their
     "precision", "recall" and "f1", all kinds together, as conlleval and seqeval count them. Rows:
     number of words, sum of the losses, W predicted tags, W labels.
     """
@@ -210,7 +210,7 @@ class WordTags(SequenceObjective):
             for guesses, truths in zip(predicted, labeled, strict=True)
             for guess, truth in zip(guesses, truths, strict=True)
         )
-        found = {"accuracy": right / words, "loss": rows[:, 1].sum() / words}
+        found = {"word_accuracy": right / words, "loss": rows[:, 1].sum() / words}
         if self.has_entities:
             total = sum_counts(list(count_entities(predicted, labeled).values()))
             found |= {"precision": total.precision, "recall": total.recall, "f1": total.f1}

@@ -135,7 +135,7 @@ def _report_of_sets(
     summary = new_table("held-out rows", [""], ["micro F1", "macro F1", "whole set right"])
     for name, predicted in found.items():
         scores = set_scores(predicted, labels)
-        cells = [f"{scores[key]:.4f}" for key in ("micro_f1", "macro_f1", "accuracy")]
+        cells = [f"{scores[key]:.4f}" for key in ("micro_f1", "macro_f1", "set_accuracy")]
         summary.add_row(safe(name), *cells)
     of_class = new_table("classes", [""], ["precision", "recall", "F1", "rows"])
     for number, name in enumerate(classes):

@@ -128,13 +128,15 @@ class Monitor(Events):
 
     def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
         """Write and show an evaluation's result."""
+        values_by_key = {f"{EVALUATION_PREFIX}accuracy": state.accuracy}
+        for name, value in metrics.items():  # one of them may be called accuracy
+            values_by_key[f"{EVALUATION_PREFIX}{name}"] = value
         self._write(
             kind="evaluation",
             step=state.step,
             samples=state.samples,
             seconds=round(seconds, 3),
-            eval_accuracy=state.accuracy,
-            **{f"{EVALUATION_PREFIX}{name}": value for name, value in metrics.items()},
+            **values_by_key,
         )
         values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.say(f"evaluation at {state.samples} samples, {seconds:.1f} s: {values}")
