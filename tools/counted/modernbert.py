@@ -73,7 +73,12 @@ ELEMENTWISE = (NORMS, ROTATIONS, GATES, CASTS, DROPOUT)
 
 MASKED_SHARE = 0.3
 BYTES_OF_ACTIVATION = 2
-ADAMW = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 1e-5, "max_grad_norm": None}
+ADAMW: dict[str, Any] = {
+    "betas": (0.9, 0.98),
+    "eps": 1e-6,
+    "weight_decay": 1e-5,
+    "max_grad_norm": None,
+}
 LEARNING_RATE = 8e-4
 # Seconds between two kernels of a graph: 1.7 ms in the 1,575 gaps of BERT-large's step
 # (records/2026-11-27_gpu-check_h200, `gaps`).
