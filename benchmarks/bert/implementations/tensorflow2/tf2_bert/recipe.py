@@ -37,7 +37,6 @@ RECIPE = Recipe(
         {
             "RUN_NAME",
             "WANDB_PROJECT",
-            "DATA_READER",
             "EVAL_ITER_STEPS",
             "EXCHANGE_PADDING",
             "MODEL_IMPLEMENTATION",
