@@ -51,7 +51,7 @@ def write_set(folder: Path, copies: int, shard_bytes: int) -> Path:
     return folder
 
 
-def tokenising(texts: list[str], tokenizer: Tokenizer, rounds: int) -> dict[str, Any]:
+def tokenizing(texts: list[str], tokenizer: Tokenizer, rounds: int) -> dict[str, Any]:
     """Return MB of UTF-8 per CPU second of the compiled and the Python tokenizer,
     each with an empty word cache.
     """
@@ -131,7 +131,7 @@ def run(folder: Path, rounds: int) -> dict[str, Any]:
     texts = [reader[index][TEXT] for index in range(int(np.searchsorted(sizes, TOKENISED_BYTES)))]
     record: dict[str, Any] = {"texts": len(reader), "shards": len(reader.shards), "rounds": rounds}
     record["MB"] = float(sizes[-1]) / 1e6
-    record["tokenising"] = tokenising(texts, tokenizer, rounds)
+    record["tokenizing"] = tokenizing(texts, tokenizer, rounds)
     lengths = np.diff(tokenizer.encode_all(texts)[1])
     record["share of tokens that truncation drops"] = float(
         np.maximum(lengths - LENGTH + 2, 0).sum() / lengths.sum()
@@ -139,7 +139,7 @@ def run(folder: Path, rounds: int) -> dict[str, Any]:
     for mode in (TRUNCATE, SPLIT):
         several = TextSet(streams_of("", None, folder), tokenizer, LENGTH, mode)
         record[f"{mode}, first"] = loading(several, rounds, first=True)
-        record[f"{mode}, tokenised"] = loading(several, rounds, first=False)
+        record[f"{mode}, tokenized"] = loading(several, rounds, first=False)
         samples = TextEvalSet(several, None, EVAL_BATCH, rate=0.15, seed=1)
         began = time.perf_counter()
         samples.open()

@@ -152,8 +152,9 @@ def _verdict(ended: fuzz.Ended, path: Path, folder: Path, valid: Path, words: st
 
 
 def _usual(words: str, valid: Path, folder: Path) -> list[str]:
-    """Return the result of a command on undamaged input, in a folder of the same name,
-    because messages contain it.
+    """Return what a command does with undamaged input.
+
+    It runs in a folder of the same name, because messages contain the name.
     """
     if (words, valid) not in _USUAL:
         folder.rename(folder.with_name("kept"))

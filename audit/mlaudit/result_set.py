@@ -190,8 +190,9 @@ def significant_digits(value: float) -> int:
 
 
 def target_of(log: Log, judged: Round = LATEST) -> float | None:
-    """Return the accuracy that ends a run: the configured one, in closed at least the rules' of a
-    round, else None.
+    """Return the accuracy that ends a run, or None if it is not known.
+
+    It is the configured one, but in the closed division at least that of the round's rules.
     """
     configured = log.setting("TARGET_MLM_ACCURACY")
     if log.value("submission_division") == "closed":

@@ -17,7 +17,7 @@ def ask(words: Sequence[str]) -> Any:
     """Return the JSON that a command of mlbert prints, such as ``train --print-settings``.
 
     Raises:
-        Refused: the command refuses its input; its own line is already on standard error.
+        Refused: the command refused its input, and has printed why on standard error.
     """
     done = subprocess.run([*MLBERT, *words], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:

@@ -81,10 +81,10 @@ def test_text_record_is_consistent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     folder = write_texts(tmp_path / "set", random_texts(60, most_words=200))
     record = json.loads(json.dumps(bench_text.run(folder, rounds=2)))
     assert record["texts"] == 60
-    assert record["tokenising"]["compiled MB/s"]["least"] > 0
+    assert record["tokenizing"]["compiled MB/s"]["least"] > 0
     assert 0 < record["share of tokens that truncation drops"] < 1
     for mode in ("truncate", "split"):
-        for start in ("first", "tokenised"):
+        for start in ("first", "tokenized"):
             speeds = record[f"{mode}, {start}"]
             assert speeds["sequences/s"]["least"] > 0
             assert (

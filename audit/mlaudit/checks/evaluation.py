@@ -156,8 +156,8 @@ def _first(found: Found) -> list[tuple[int, Complaint]]:
 
 
 def check_evaluations(results: ResultSet) -> Complaints:
-    """Evaluations are in order up to the end of training,
-    and in closed on the rules' grid and 10,000 samples.
+    """Evaluations are in order up to the end of training. Those of the closed division are on the
+    rules' grid, of 10,000 samples.
     """
     needed = max(_MIN_EXACT, len(results.logs) - 1)
     are_exact = [

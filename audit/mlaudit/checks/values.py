@@ -109,8 +109,8 @@ def check_single_lines(results: ResultSet) -> Complaints:
 
 
 def check_rules(results: ResultSet) -> Complaints:
-    """The benchmark is BERT, caches were cleared before the run,
-    and in closed the method is that of the rules.
+    """The benchmark is BERT, and caches were cleared before the run. In the closed division, the
+    method is that of the rules.
     """
     for log in results.logs:
         for event in log.all("submission_benchmark"):

@@ -88,7 +88,7 @@ class Prices:
         return None if rate is None else gpus * seconds / SECONDS_AN_HOUR * rate
 
     def co2_kg(self, joules: float | None) -> float | None:
-        """Return the kg of CO2 of an energy, or None if energy or rate are unknown."""
+        """Return the kg of CO2 that this energy causes, or None if it or the rate is unknown."""
         return (
             None
             if joules is None or self.co2_per_kwh is None

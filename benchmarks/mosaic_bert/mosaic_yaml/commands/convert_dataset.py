@@ -52,7 +52,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--compression", help="zstd, or zstd:LEVEL")
     parser.add_argument(
-        "--concat_tokens", type=int, help="tokenise, join, and cut into samples of this many tokens"
+        "--concat_tokens", type=int, help="tokenize, join, and cut into samples of this many tokens"
     )
     parser.add_argument(
         "--whole_texts",

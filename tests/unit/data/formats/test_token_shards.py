@@ -1,4 +1,4 @@
-"""Tokenised shards: equal to each text tokenised, kept apart from the set, checked, shared;
+"""Tokenized shards: equal to each text tokenized, kept apart from the set, checked, shared;
 and what cannot be read.
 """
 
@@ -69,7 +69,7 @@ def kept(folder: Path, remote: Path | None = None) -> list[Path]:
     )
 
 
-def test_equal_to_each_text_tokenised(folder):
+def test_equal_to_each_text_tokenized(folder):
     shards = opened(folder)
     assert shards.ready(0) is None
     assert all_tokens(shards) == EXPECTED
@@ -80,7 +80,7 @@ def test_equal_to_each_text_tokenised(folder):
     ]
 
 
-def test_hard_texts_at_once_equal_each_text_tokenised(tmp_path):
+def test_hard_texts_at_once_equal_each_text_tokenized(tmp_path):
     folder = write_texts(tmp_path / "set", HARD * 3, size_limit=10_000)
     assert all_tokens(opened(folder)) == [TOKENIZER.encode(text) for text in HARD * 3]
 
@@ -167,10 +167,10 @@ def test_a_full_disk(folder):
 
 def test_openers_share_the_work(folder, monkeypatch):
     made = []
-    make = TokenShards._tokenised
+    make = TokenShards._tokenized
     monkeypatch.setattr(
         TokenShards,
-        "_tokenised",
+        "_tokenized",
         lambda shards, number: made.append(number) or make(shards, number),
     )
     with ThreadPoolExecutor(

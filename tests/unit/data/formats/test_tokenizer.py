@@ -177,7 +177,7 @@ def test_hard_text():
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
-def test_words_are_tokenised_one_by_one(a, b):
+def test_words_are_tokenized_one_by_one(a, b):
     assert tokens(f"{a} {b}") == tokens(a) + tokens(b)
     for word in clean_words(a):
         assert word

@@ -287,12 +287,12 @@ def test_a_position_of_another_run_or_damaged_is_refused(folder, vocabulary):
         source.load_state_dict({**source.state_dict(), "step": 3, "lanes": {"epoch": [0]}})
 
 
-def test_shards_are_tokenised_ahead(folder):
+def test_shards_are_tokenized_ahead(folder):
     source = opened(folder, "truncate")
     source.next_step()
     wait_for(lambda: len(kept(folder)) == len(list(folder.glob("shard*"))))
     source.close()
-    assert "tokenise" not in {thread.name for thread in threading.enumerate()}
+    assert "tokenize" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_rank_reads_the_shards_of_its_own_nodes(tmp_path, mode):
@@ -316,9 +316,9 @@ def test_a_slow_shard_does_not_hold_steps_up(folder, monkeypatch, mode):
     source.close()
     shutil.rmtree(kept(folder)[0].parent)
     go_on = threading.Event()
-    make_it = TokenShards._tokenised
+    make_it = TokenShards._tokenized
     monkeypatch.setattr(
-        TokenShards, "_tokenised", lambda *words: go_on.wait(30) and make_it(*words)
+        TokenShards, "_tokenized", lambda *words: go_on.wait(30) and make_it(*words)
     )
     source = opened(folder, mode)
     assert steps([source], 30) == expected

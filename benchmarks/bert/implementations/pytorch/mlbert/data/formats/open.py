@@ -48,9 +48,11 @@ IN_MEMORY_BYTES = 4 << 30  # sets up to this size are loaded into memory
 def describe(folder: Path | str, most: Widths | None = None) -> StoreInfo:
     """Describe the set in ``folder``.
 
-    With ``most``, the limits of a sequence, not even the first record of TFRecords is read, so that
-    the call is allowed before ``run_start``; `check_opened` compares the limits later. Raises
-    UserError if there is no such folder, no set in it, or the set is inconsistent.
+    If ``most``, the limits of a sequence, is given, no record is read, not even the first one of
+    TFRecords. So the call is allowed before ``run_start``, and `check_opened` compares the limits
+    later.
+
+    Raises UserError if there is no such folder, no set in it, or the set is inconsistent.
     """
     folder = Path(folder)
     if (folder / MANIFEST).exists():

@@ -316,7 +316,7 @@ class TokenShards:
                     return None
                 if (found := self._kept(number)) is not None:  # another one made it in the meantime
                     return found
-                made = self._tokenised(number)
+                made = self._tokenized(number)
                 body = (
                     made.offsets.astype(_INT64).tobytes()
                     + made.tokens.astype(self._dtype).tobytes()
@@ -332,7 +332,7 @@ class TokenShards:
             if error.code != "file.unwritable":
                 raise
             self._warn_of_memory(path, error)
-        made = made or self._tokenised(number)
+        made = made or self._tokenized(number)
         self._remember(number, made)
         return made
 
@@ -401,7 +401,7 @@ class TokenShards:
         ids = content[middle:].view(self._dtype)
         return TokenShard(ids, content[_HEAD.size : middle].view(_INT64))
 
-    def _tokenised(self, number: int) -> TokenShard:
+    def _tokenized(self, number: int) -> TokenShard:
         found = self._at_once(number) if self.is_text else None
         found = found or self._encode(range(self.first[number], self.first[number + 1]))
         if self.is_text:

@@ -570,7 +570,7 @@ class Ahead:
             self._done = self._front
             self._stopped = threading.Event()
             self._thread = threading.Thread(
-                target=self._run, args=(self._stopped,), name="tokenise", daemon=True
+                target=self._run, args=(self._stopped,), name="tokenize", daemon=True
             )
             self._thread.start()
 

@@ -7,8 +7,8 @@ training and held-out sets, a vocabulary, example sentences.
     text/text.json                          written last:
                                             input, counts, baselines, masked example sentences
 
-The text is read twice, to count words and choose the held-out documents, and to tokenise, in
-constant memory. One process reads and writes; others count or tokenise about a million characters
+The text is read twice, to count words and choose the held-out documents, and to tokenize, in
+constant memory. One process reads and writes; others count or tokenize about a million characters
 at a time. Their number changes nothing.
 
 Exact duplicates are dropped; only letters are compared. The held-out documents are
@@ -438,7 +438,7 @@ def _write_sets(
         yield from train.rest()
 
     encode = partial(encode_texts, tokenizer, known)
-    with executor.progress.task("tokenising", scan.characters, "characters") as advance:
+    with executor.progress.task("tokenizing", scan.characters, "characters") as advance:
         texts = together(_read_again(request, scan, advance), _TOGETHER)
         with executor.stream(encode, texts, "the text") as encoded:
             written = _write_set(

@@ -67,7 +67,7 @@ class InstanceOptions:
 
 
 def parse_documents(lines: Iterable[str], tokenizer: WordPieceTokenizer) -> list[Document]:
-    """Tokenise lines; a line that is blank after stripping starts a new document.
+    """Tokenize lines; a line that is blank after stripping starts a new document.
 
     Empty documents are dropped.
     """

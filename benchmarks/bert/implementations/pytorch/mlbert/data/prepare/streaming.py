@@ -71,7 +71,7 @@ VAL_SEED = 17  # selects them
 # For the report of what truncation drops.
 LOOKED_AT = 10_000  # texts examined
 SHORT_SEQUENCE = 128  # tokens
-TOGETHER = 256  # texts tokenised together
+TOGETHER = 256  # texts tokenized together
 GROUP = 16 << 20  # bytes of small files that a task reads
 _REPORT_SECONDS = 10.0  # between lines of progress
 _ID_CHARACTERS = 16  # of a text's XXH3-64 in hexadecimal
