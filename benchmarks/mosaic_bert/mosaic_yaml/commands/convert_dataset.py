@@ -57,7 +57,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--whole_texts",
         action="store_true",
-        help="tokenise, and store the ids of each text as ModernBERT's pre-training reads them",
+        help="tokenize, and store the ids of each text as ModernBERT's pre-training reads them",
     )
     parser.add_argument(
         "--tokenizer", help="a vocab.txt or tokenizer.json, its folder, or a model's name"
