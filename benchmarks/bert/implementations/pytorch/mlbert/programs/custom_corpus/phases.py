@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,10 +121,7 @@ class PhaseRun(CorpusRun):
             self._check_parent()
             plan = plan_phase(request, self._num_bytes, self._parent)
             if self._asked.vocab_size is not None:
-                shape = {**plan.shape, "vocab_size": self._asked.vocab_size}
-                plan = PhasePlan(
-                    **{**asdict(plan), "vocab_size": self._asked.vocab_size, "shape": shape}
-                )
+                plan = replace(plan, vocab_size=self._asked.vocab_size)
             self._folder.remember({"asked": self._identity(), "settings": asdict(plan)})
         self._phase_plan = plan
         for line in self._plan_words(plan):
