@@ -76,6 +76,14 @@ class PhaseRun(CorpusRun):
         self._phase_plan: PhasePlan | None = None
         super().__init__(folder, console, asked)
 
+    def go(self, world: World) -> int:
+        """Run all steps and return the exit status."""
+        notes = self._folder.remembered()
+        is_phase = notes is not None and _plan_of(self._folder, notes) is not None
+        if is_phase and self._folder.finished() is not None and self._folder.has_checkpoint():
+            keep_phase_end(self._folder)  # the call that ended it may have been killed before
+        return super().go(world)
+
     def _open_start(self) -> None:
         """Set the model to start from, and its vocabulary.
 
