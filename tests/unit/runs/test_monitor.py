@@ -58,6 +58,7 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
     state.train_seconds = 1.0
     monitor.step(state, 7.0, 0.01, 1.5)
     assert "accuracy 0" not in out.getvalue()  # nothing is known before an evaluation
+    assert "loader" not in out.getvalue()  # it was not measured, as in TensorFlow
     state.step = 50
     state.samples = 500
     state.train_seconds = 2.0

@@ -74,7 +74,7 @@ class Monitor(Events):
                 BarColumn(bar_width=None),
                 TextColumn(
                     "{task.fields[rate]} samples/s  loss {task.fields[loss]}  "
-                    "loader {task.fields[loader]}  {task.fields[accuracy]}"
+                    "{task.fields[loader]}{task.fields[accuracy]}"
                 ),
                 TimeElapsedColumn(),
                 TextColumn("{task.fields[left]}"),
@@ -86,7 +86,7 @@ class Monitor(Events):
                 step=0,
                 rate="-",
                 loss="-",
-                loader="-",
+                loader="",
                 accuracy=self._accuracy(state),
                 left="",
             )
@@ -121,7 +121,7 @@ class Monitor(Events):
             learning_rate=lr,
             grad_norm=grad_norm,
             samples_per_second=round(rate, 1),
-            loader_share=round(state.loader_share, 4),
+            loader_share=state.loader_share,
             **spread,
         )
         self._show(state, f"{loss:.3f}", rate, seconds, words)
@@ -205,7 +205,7 @@ class Monitor(Events):
                 step=state.step,
                 rate=f"{rate:.0f}",
                 loss=loss,
-                loader=f"{state.loader_share:.1%}",
+                loader=_loader_words(state),
                 accuracy=accuracy,
                 left=left,
             )
@@ -213,7 +213,7 @@ class Monitor(Events):
             self._last_line = time.monotonic()
             self.say(
                 f"step {state.step}{total}  {rate:.0f} samples/s  loss {loss}  "
-                f"loader {state.loader_share:.1%}  {accuracy}  {seconds:.0f} s, {left}{slowest}"
+                f"{_loader_words(state)}{accuracy}  {seconds:.0f} s, {left}{slowest}"
             )
 
     def _accuracy(self, state: TrainState) -> str:
@@ -230,6 +230,12 @@ class Monitor(Events):
         with writing(str(self.path), "Free space on its disk"):
             self._file.write(json.dumps(values) + "\n")
             self._file.flush()
+
+
+def _loader_words(state: TrainState) -> str:
+    """Return the loader's share of a step as a part of a line; empty if it was not measured."""
+    share = state.loader_share
+    return "" if share is None else f"loader {share:.1%}  "
 
 
 def _spread(ranks: Sequence[float], hosts: Sequence[str]) -> tuple[dict[str, object], str]:

@@ -38,7 +38,8 @@ class TrainState:
         accuracy: the last evaluation's metric that is compared with the target (0 before the
             first).
         train_seconds: time in training steps, without evaluation.
-        loader_seconds: the part of it in which this rank waited for its batches.
+        loader_seconds: the part of it in which this rank waited for its batches; 0 if that is not
+            measured, as in TensorFlow.
         elapsed_seconds: time since run_start, summed over all parts of a resumed run.
         due_seconds: time since run_start at which an evaluation started now would end;
             compared with MAX_SECONDS.
@@ -62,9 +63,13 @@ class TrainState:
         return self.step - self.skipped_steps
 
     @property
-    def loader_share(self) -> float:
-        """Share of the training steps' time in which this rank waited for its batches."""
-        return self.loader_seconds / self.train_seconds if self.train_seconds else 0.0
+    def loader_share(self) -> float | None:
+        """Share of the training steps' time in which this rank waited for its batches, rounded;
+        None if it was not measured.
+        """
+        if not self.loader_seconds or not self.train_seconds:
+            return None
+        return round(self.loader_seconds / self.train_seconds, 4)
 
     def add(self, counts: StepCounts, sign: int = 1) -> None:
         """Add the counts of a step, or subtract them with sign -1."""

@@ -217,7 +217,7 @@ def summarize(
         "sequences_per_pack": round(state.samples / packs, 4) if packs else None,
         "samples_per_second": round(state.samples / seconds, 1),
         "tokens_per_second": round(state.tokens / seconds),
-        "loader_share": round(state.loader_share, 4),
+        "loader_share": state.loader_share,
         "model_flops_per_second_per_rank": round(state.flops / seconds / ranks),
         "seed": seed,
         "ranks": ranks,

@@ -57,10 +57,11 @@ class NumberLogger(Events):
             "throughput/tokens_per_sec": state.tokens / seconds,
             "throughput/device/flops_per_sec": state.flops / seconds / self._ranks,
             "throughput/device/mfu": state.flops / seconds / self._ranks / self._peak,
-            "time/loader_share": state.loader_share,
             "time/sample": state.samples,
             "time/token": state.tokens,
         }
+        if state.loader_share is not None:
+            numbers["time/loader_share"] = state.loader_share
         self._write(numbers, state.step)
 
     def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
