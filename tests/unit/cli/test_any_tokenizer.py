@@ -13,7 +13,7 @@ from mlbert.data.batches import HostBatch
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.models.fill_mask import open_model
-from programs import RunMlbert
+from programs import RunMlbert, run_script
 from tokenizer_kinds import ENGLISH, TEXTS, gemma, modernbert, roberta, with_entries
 
 SHAPE = {
@@ -105,6 +105,50 @@ def test_fill_mask(tmp_path, run_mlbert: RunMlbert, write):
             assert one == other or "\ufffd" in other or not other
     code, out, err = run_mlbert("fill-mask", source, "The quick [MASK] is here.")
     assert (code, len(out.splitlines())) == (0, 5), err
+
+
+def test_a_roberta_fills_its_mask(tmp_path, run_mlbert: RunMlbert):
+    source = roberta(tmp_path / "peer")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    config = transformers.RobertaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=66,
+        type_vocab_size=1,
+    )
+    torch.manual_seed(0)
+    transformers.RobertaForMaskedLM(config).save_pretrained(source)
+    text = "The quick <mask> is here."
+    code, out, err = run_mlbert("fill-mask", source, text, "--top", "3")
+    assert code == 0, err
+    expected = guesses_of_transformers(source, text, 3)
+    found = [line.split("  ", 1)[1] for line in out.splitlines()]
+    for one, other in zip(found, expected, strict=True):
+        assert one == other or "\ufffd" in other or not other
+
+
+def test_sets_of_texts_and_tokens(tmp_path, tree_root, text, capsys):
+    """MosaicBERT's converter and reader with a byte-level tokenizer."""
+    source = modernbert(tmp_path / "tokenizer")
+    programs = tree_root / "benchmarks/mosaic_bert/common"
+    out = tmp_path / "set"
+    words = ["--dataset", "text", "--path", text, "--out_root", out, "--splits", "val"]
+    words += ["--concat_tokens", 32, "--tokenizer", source]
+    assert run_script(programs / "convert_dataset.py", *words) == 0, capsys.readouterr().err
+    index = json.loads((out / "val/index.json").read_text())
+    assert index["vocabulary_sha256"] == load_tokenizer(source).sha256
+    words = ["--tokenizer", source, "--local_path", out, "--split", "val"]
+    assert run_script(programs / "text_data.py", *words) == 0, capsys.readouterr().err
+    shown = capsys.readouterr().out
+    assert "#### batch" in shown
+    assert "the fox" in shown
+    other = gemma(tmp_path / "other")
+    words = ["--tokenizer", other, "--local_path", out, "--split", "val"]
+    assert run_script(programs / "text_data.py", *words) == 2
+    assert "has tokens of another vocabulary" in capsys.readouterr().err
 
 
 def test_a_text_needs_the_mask_of_the_tokenizer(tmp_path, assert_fails):

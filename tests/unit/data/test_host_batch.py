@@ -15,7 +15,7 @@ from host_batches import assert_same, filled, made_up_batches, plain_batch, plai
 from mlbert.config.bert_config import BertConfig
 from mlbert.data import batches
 from mlbert.data.batches import IGNORED_LABEL, Batch, HostBatch, StaticShape, expand_plain
-from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.ragged import WIDE, Ragged
 from mlbert.models.bert import BertForPreTraining
 from model_loss import loss_of, masked_sums
 
@@ -97,6 +97,23 @@ def test_a_target_is_filled_up_by_the_book(expand, name, extra, labels):
     for value in dataclasses.asdict(target).values():
         if isinstance(value, torch.Tensor):
             value.fill_(77)  # whatever the last batch left
+    static_shape.write(batch, target)
+    assert_same(target, plain_filled(expected, static_shape))
+
+
+def test_ids_of_large_vocabularies_are_whole(expand):
+    generator = np.random.default_rng(3)
+    rows = rows_of([256, 1, 255, 3], [40, 0, 12, 3], generator)
+    wide = dataclasses.replace(
+        rows,
+        tokens=generator.integers(1 << 16, 1 << 18, len(rows.tokens)).astype(WIDE),
+        masked_labels=generator.integers(1 << 16, 1 << 18, len(rows.masked_labels)).astype(WIDE),
+    )
+    batch = HostBatch.of(wide, np.asarray([3, 1], np.int64), np.arange(2), 1024)
+    expected = plain_batch(wide, [3, 1], [0, 1], 1024)
+    assert_same(batch.to("cpu"), expected)
+    static_shape = StaticShape(batch.num_tokens + 9, 5, batch.num_masked + 2, 600)
+    target = static_shape.allocate("cpu")
     static_shape.write(batch, target)
     assert_same(target, plain_filled(expected, static_shape))
 

@@ -216,6 +216,24 @@ def test_a_missing_token_is_one_line(folders, tmp_path, token):
         check_for_masking(ours)
 
 
+def test_a_large_vocabulary_of_bert(tmp_path):
+    """As of the multilingual BERT: a vocab.txt for which 16 bits are too few."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(LARGE)), "##x", "é"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    ours = load_tokenizer(tmp_path)
+    peer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    text = f"7 {LARGE - 1}x É é [MASK] 東"
+    assert peer(text)["input_ids"] == [ours.cls_id, *ours.encode(text), ours.sep_id]
+    assert (ours.kind, ours.dtype, ours.lower_case) == ("WordPiece", WIDE, False)
+    assert ours.vocabulary[str(LARGE - 1)] in ours.encode(text)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    write_tokenizer(ours, copy)  # without the config.json that names the model
+    assert load_tokenizer(copy).identity == ours.identity
+
+
 def test_older_forms_are_named(tmp_path):
     (tmp_path / "sentencepiece.bpe.model").write_bytes(b"")
     with user_error("vocabulary.format", tmp_path / "sentencepiece.bpe.model"):
