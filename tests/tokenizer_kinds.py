@@ -215,10 +215,7 @@ def wordpiece(folder: Path) -> Path:
     return save(library, folder, XLM_NAMES, "PreTrainedTokenizerFast", None)
 
 
-KINDS: dict[str, Callable[[Path], Path]] = {
-    "modernbert": modernbert,
-    "xlm_roberta": xlm_roberta,
-    "gemma": gemma,
-    "roberta": roberta,
-    "wordpiece": wordpiece,
-}
+def kinds() -> dict[str, Callable[[Path], Path]]:
+    """Return what writes a folder of each kind, by name."""
+    writers: list[Callable[[Path], Path]] = [modernbert, xlm_roberta, gemma, roberta, wordpiece]
+    return {write.__name__: write for write in writers}

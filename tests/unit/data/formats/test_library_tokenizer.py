@@ -24,10 +24,11 @@ from mlbert.data.formats.tokenizer import (
 )
 from mlbert.data.loading.tasks import encode
 from mlbert.data.prepare.corpus_sequences import choose_sentences, encode_texts
-from tokenizer_kinds import ENGLISH, KINDS, TEXTS, save
+from tokenizer_kinds import ENGLISH, TEXTS, kinds, save
 from user_errors import user_error
 
 LARGE = 70_000  # entries
+KINDS = kinds()
 
 
 @pytest.fixture(scope="module")

@@ -79,6 +79,12 @@ TEXTS = [
     "σας ΣΑ. [mask] <url> x_y@x-y",
     "",
 ]
+# Texts with the special and added tokens below.
+SPECIAL_TEXTS = [
+    *TEXTS,
+    "the [MASK] x<url>y [SEP]the <mask>. <s>  <url> the",
+    f"the {'x' * 150} the",
+]
 RULES = [
     {},
     {"do_lower_case": False},
@@ -192,12 +198,6 @@ def test_identities_differ_with_the_rules(folder):
 
 
 ADDED |= {"normalized": False, "special": False}
-# Texts with the special and added tokens of the tests below.
-SPECIAL_TEXTS = [
-    *TEXTS,
-    "the [MASK] x<url>y [SEP]the <mask>. <s>  <url> the",
-    f"the {'x' * 150} the",
-]
 
 
 def assert_ids_of_library(folder: Path) -> OwnTokenizer:
