@@ -273,6 +273,7 @@ def test_properties_of_the_configuration_that_change_ids_are_refused(folder, val
     ("name", "content"),
     [
         ("added_tokens.json", {"<url>": len(WORDS)}),
+        ("added_tokens.json", {f"<{n}>": len(WORDS) + n for n in (60, *range(60))}),
         ("special_tokens_map.json", {"additional_special_tokens": ["<url>"]}),
         ("special_tokens_map.json", {"cls_token": "<s>"}),
     ],
@@ -281,6 +282,12 @@ def test_properties_of_the_configuration_that_change_ids_are_refused(folder, val
 def test_other_tokens_in_other_files(folder, name, content):
     (folder / name).write_text(json.dumps(content))
     assert_ids_of_library(folder)
+
+
+def test_added_tokens_have_ids(folder):
+    (folder / "added_tokens.json").write_text('{"<url>": "46"}')
+    with user_error("config.value", folder / "added_tokens.json"):
+        load_tokenizer(folder)
 
 
 def test_a_class_in_config_json_is_refused(folder):

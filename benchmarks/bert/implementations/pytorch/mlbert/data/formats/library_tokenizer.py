@@ -82,8 +82,8 @@ def add_tokens_of_files(
         for number, values in _listed_tokens(config, config_file):
             _add(library, _token(values, config_file), number, config_file)
     else:
-        special = {_content(value) for value in _special_values(named)}
-        for content, number in sorted(added.items(), key=lambda item: str(item[1])):
+        special = [_content(value) for value in _special_values(named)]
+        for number, content in _added_tokens(added, added_file):
             is_special = content in special
             token = AddedToken(content, normalized=not is_special, special=is_special)
             _add(library, token, number, added_file)
@@ -166,6 +166,17 @@ def _listed_tokens(config: Mapping[str, Any], file: Path) -> list[tuple[int, Any
     if not isinstance(decoder, dict) or not all(number.isdecimal() for number in decoder):
         raise UserError("config.value", file, "added_tokens_decoder is not an object", _REMEDY)
     return sorted((int(number), values) for number, values in decoder.items())
+
+
+def _added_tokens(added: Mapping[str, Any], file: Path) -> list[tuple[int, str]]:
+    """Return the tokens of an added_tokens.json in the order of their ids, in which they are
+    added.
+    """
+    for content, number in added.items():
+        if not content or type(number) is not int:
+            reason = f"gives {shown(content)} the id {shown(number)}"
+            raise UserError("config.value", file, reason, _REMEDY)
+    return sorted((number, content) for content, number in added.items())
 
 
 def _token(values: object, file: Path) -> AddedToken:

@@ -644,7 +644,8 @@ def _check_values(config: Mapping[str, Any], file: Path, kind: _Kind) -> None:
     supports.
     """
     for name, value in _ONLY_VALUES.items():
-        is_read = kind.is_bert or kind.name is None or name in _FOR_ALL
+        is_without_class = kind.name is None and not kind.is_generic
+        is_read = kind.is_bert or is_without_class or name in _FOR_ALL
         if is_read and config.get(name) not in (None, value):
             found = _written(config[name])
             reason = f"has {name} {found}; only {_written(value)} is supported"
