@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from mlbert.host.metrics_file import read_points
 from mlbert.runs import monitor as module
 from mlbert.runs.monitor import Monitor
 from mlbert.runs.progress import Limits, Pace, TrainState
@@ -86,6 +87,7 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
     points = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [point["kind"] for point in points] == ["step", "step", "evaluation"]
     assert points[1]["loader_share"] == 0.0625
+    assert read_points(tmp_path / "metrics.jsonl") == (points, 0), "readers accept all of them"
 
 
 def test_other_ranks_are_silent(tmp_path):

@@ -111,7 +111,9 @@ class Monitor(Events):
         """
         rate = state.samples / state.train_seconds if state.train_seconds else 0.0
         seconds = time.monotonic() - self._started
-        spread, words = _spread(ranks, self._hosts) if len(ranks) > 1 else ({}, "")
+        extra, words = _spread(ranks, self._hosts) if len(ranks) > 1 else ({}, "")
+        if state.loader_share is not None:
+            extra["loader_share"] = state.loader_share
         self._write(
             kind="step",
             step=state.step,
@@ -121,8 +123,7 @@ class Monitor(Events):
             learning_rate=lr,
             grad_norm=grad_norm,
             samples_per_second=round(rate, 1),
-            loader_share=state.loader_share,
-            **spread,
+            **extra,
         )
         self._show(state, f"{loss:.3f}", rate, seconds, words)
 
