@@ -255,6 +255,7 @@ def test_other_tokens_in_the_configuration(tmp_path, folder, values, form):
         {"clean_text": False},
         {"wordpieces_prefix": "@@"},
         {"truncation_side": "left"},
+        {"split_special_tokens": True},
         {"add_eos_token": True},
     ],
     ids=str,

@@ -93,10 +93,11 @@ _ONLY_VALUES: Mapping[str, object] = {
     "add_eos_token": False,
     "clean_text": True,
     "do_basic_tokenize": True,
+    "split_special_tokens": False,
     "truncation_side": "right",
     "wordpieces_prefix": "##",
 }
-_FOR_ALL = ("truncation_side",)  # of these, those that matter to every class
+_FOR_ALL = ("truncation_side", "split_special_tokens")  # of these, those that matter to every class
 _ONLY_EMPTY = ("auto_map", "never_split")
 # Files of transformers' older classes, from which tokenizer.json is made.
 _OLD_FILES = ("vocab.json", "merges.txt")
@@ -292,8 +293,6 @@ def _read_library(
     )
     if is_bert:
         set_bert_template(library, names)
-    if config.get("split_special_tokens") is True:
-        library.encode_special_tokens = True
     return TokenizerFiles(
         file=fast_file or file,
         vocabulary=library.get_vocab(with_added_tokens=True),

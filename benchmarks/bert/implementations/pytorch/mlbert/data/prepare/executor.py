@@ -198,6 +198,8 @@ def _begin_worker(parent: int, function: Callable[[Any], Any]) -> None:
     """
     global _function
     _function = function
+    # There is a worker for each core already; read by the library at each call.
+    os.putenv("TOKENIZERS_PARALLELISM", "false")
     end_with_parent(parent, signal.SIGKILL)
 
 
