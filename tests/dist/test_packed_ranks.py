@@ -99,19 +99,11 @@ def train(folder: str, out: str, ranks: int, imitated: int) -> None:
             part = data.model_copy(update={"train_batch_size": ROWS // imitated})
             growth = type(arguments[2]).constant(ROWS // imitated)
             text, corpus, _, steps = arguments
-            return AllRanks(
-                [
-                    make(
-                        part,
-                        text,
-                        corpus,
-                        growth,
-                        steps,
-                        **{**options, "rank": rank, "world_size": imitated},
-                    )
-                    for rank in range(imitated)
-                ]
-            )
+            sources = []
+            for rank in range(imitated):
+                place = {**options, "rank": rank, "world_size": imitated}
+                sources.append(make(part, text, corpus, growth, steps, **place))
+            return AllRanks(sources)
 
         text_run.make_source = make_all
     world = World.identify(environment())

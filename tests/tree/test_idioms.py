@@ -11,8 +11,8 @@ from tree.idioms import idioms_of
 # Part of the repository -> idiom -> how many are left.
 # If there are fewer, the test asks for the lower number.
 LEFT = {
-    "package": {"tuples": 0, "splats": 0, "literals": 0, "conditions": 0, "middle": 5},
-    "others": {"tuples": 0, "splats": 0, "literals": 0, "conditions": 0, "middle": 4},
+    "package": {"tuples": 0, "splats": 0, "literals": 0, "conditions": 0, "middle": 4},
+    "others": {"tuples": 0, "splats": 0, "literals": 0, "conditions": 0, "middle": 5},
 }
 PACKAGES = ("benchmarks", "audit")
 KEPT_AS_THEY_RAN = ("records", "results")

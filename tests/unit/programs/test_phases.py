@@ -159,7 +159,7 @@ def test_a_longer_constant_phase_equals_one_that_was_longer_from_the_start(
 ) -> None:
     extended = tmp_path / "extended"
     whole = tmp_path / "whole"
-    warmup = ("--warmup-tokens", 300)
+    warmup = ["--warmup-tokens", 300]
     pretrain(extended, *stage1(2_000, *warmup))
     first_end = newest(extended)
     kept = contents(first_end)
@@ -185,7 +185,7 @@ def test_a_longer_constant_phase_equals_one_that_was_longer_from_the_start(
     assert not first_end.exists()
     final = tmp_path / "final"
     before = contents(extended)
-    words = ("--phase", "decay", "--from", ends[0], "--tokens", 2 * STEP, "--batch", ROWS)
+    words = ["--phase", "decay", "--from", ends[0], "--tokens", 2 * STEP, "--batch", ROWS]
     output = pretrain(final, *words)
     assert f"starting from {ends[0]}, with its optimizer state" in output
     assert contents(extended) == before
@@ -195,9 +195,9 @@ def test_a_longer_constant_phase_equals_one_that_was_longer_from_the_start(
 def test_a_model_without_optimizer_state(tmp_path: Path, pretrain: Pretrain) -> None:
     short = tmp_path / "short"
     pretrain(short, *stage1(3 * STEP))
-    sizes = ("--length", LENGTH, "--batch", ROWS)
+    sizes = ["--length", LENGTH, "--batch", ROWS]
     model = short / "model"
-    words = ("--preset", "tiny", "--phase", "decay", "--from", model, "--tokens", 2 * STEP)
+    words = ["--preset", "tiny", "--phase", "decay", "--from", model, "--tokens", 2 * STEP]
     output = pretrain(tmp_path / "final", *words, *sizes)
     assert f"starting from {model}, without its optimizer state" in output
     state = read_json(newest(tmp_path / "final") / "state.json", "")["state"]
@@ -315,7 +315,7 @@ def test_what_is_refused(tmp_path: Path, text: Path, pretrain: Pretrain, assert_
     refused("config.conflict", "--tokens", *stage1(1000), "--size", "tiny")
     refused("config.choice", "--preset modernbert-bas", *stage1(1000), "--preset", "modernbert-bas")
     refused("config.missing", "--phase decay", *stage1(1000), "--phase", "decay")
-    words = ("--preset", "tiny", "--tokens", 1000, "--from", tmp_path / "no")
+    words = ["--preset", "tiny", "--tokens", 1000, "--from", tmp_path / "no"]
     refused("file.missing", "no", *words)
     assert not (out / "pretrain.json").exists()
 

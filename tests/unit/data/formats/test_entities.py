@@ -73,9 +73,7 @@ def test_words_of_a_text() -> None:
     text = "Ada, (b. 1815)  visited 東京 and नई दिल्ली."
     words = split_words(text)
     assert "".join(words) == text
-    assert [word.strip() for word in words] == [
-        *("Ada", ",", "(", "b", ".", "1815", ")", "visited", "東", "京", "and"),
-        *("नई", "दिल्ली", "."),
-    ]
+    expected = "Ada , ( b . 1815 ) visited 東 京 and नई दिल्ली ."
+    assert [word.strip() for word in words] == expected.split()
     assert [text[start:end] for start, end in word_places(words)] == [w.strip() for w in words]
     assert split_words("Parisian", [5]) == ["Paris", "ian"]
