@@ -7,11 +7,15 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from mlbert.config.batch_growth import BatchGrowth
 from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.mds import MdsReader, MdsWriter
+from mlbert.data.formats.tokenizer import load_tokenizer
 from mosaic_texts import BASE, make_texts
 from mosaic_yaml import pretraining_yaml
 from mosaic_yaml.commands.main_yaml import app
@@ -141,6 +145,29 @@ def test_the_published_yaml_of_modernbert_runs_with_other_paths_and_sizes(
     assert shown["OPTIMIZER"] == "decoupled_stableadamw"
     assert shown["SCHEDULE"] == "constant"
     assert shown["DECAY_ALL"] == "no"
+
+
+@pytest.mark.slow
+def test_a_set_of_token_ids_trains_as_its_text(work: Path, tree_root: Path) -> None:
+    """In the form of the research repository, by its YAML: the same weights."""
+    tokenizer = load_tokenizer(work / "vocab.txt")
+    for split in ("train_small", "val"):
+        texts = [sample["text"] for sample in MdsReader(work / "data" / split)]
+        columns = {"input_ids": "ndarray:uint16", "len": "int", "id": "str"}
+        with MdsWriter(work / "ids" / split, columns, size_limit=3000) as writer:
+            for number, text in enumerate(texts):
+                ids = np.array([tokenizer.cls_id, *tokenizer.encode(text), tokenizer.sep_id])
+                writer.write({"input_ids": ids, "len": len(ids), "id": str(number)})
+    # No text is longer, and no order depends on the shards.
+    options = ["max_seq_len=64", "train_loader.dataset.shuffle=false", "max_duration=8_000tok"]
+    weights = []
+    for folder in ("data", "ids"):
+        words = [*SIZES, *options, f"data_local={folder}", f"save_folder={folder}_out"]
+        assert app([str(tree_root / MODERN), *words], standalone_mode=False) == 0
+        out = work / f"{folder}_out"
+        assert 0 < read_summary(out)["loader_share"] < 1
+        weights.append(load_file(out / "run_0/weights/model.safetensors"))
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_the_three_phases_of_modernbert_start_from_one_another(

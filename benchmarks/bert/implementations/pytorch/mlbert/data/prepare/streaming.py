@@ -304,14 +304,15 @@ class _Encoder:
         ids = np.frombuffer(sample, self.dtype)
         return {"id": xxhash.xxh3_64_hexdigest(sample), INPUT_IDS: ids, "len": len(ids)}
 
-    def row_bytes(self, sizes: np.ndarray) -> np.ndarray:
-        """Return int64 [n], the bytes of the samples of texts with these sizes (int64 [n]) in a
-        shard, without their offsets.
+    def row_bytes(self, sizes: np.ndarray, num_samples: int) -> np.ndarray:
+        """Return int64 [num_samples], the bytes of samples in a shard without their offsets.
+
+        ``sizes``, int64 [n], are those of the texts that they are made of.
         """
         if self.how is None:
             return sizes + UINT32.itemsize
         if isinstance(self.how, Concatenation):
-            return np.full(len(sizes), 8 * self.how.tokens + UINT32.itemsize)
+            return np.full(num_samples, 8 * self.how.tokens + UINT32.itemsize)
         ids = array_header_bytes(sizes) + sizes * self.dtype.itemsize
         return ids + _ID_CHARACTERS + INT_BYTES + 2 * UINT32.itemsize
 
@@ -484,8 +485,8 @@ class _FileJob:
             sizes = self._sizes(part, group)[: None if most is None else most - texts]
             texts += len(sizes)
             places, missing = self.encoder.starts(sizes, missing)
-            of_samples = sizes if len(places) == len(sizes) else places
-            edges = offsets_of(self.encoder.row_bytes(of_samples) + UINT32.itemsize)
+            num_bytes = self.encoder.row_bytes(sizes, len(places))
+            edges = offsets_of(num_bytes + UINT32.itemsize)
             done = 0
             while done < len(places):
                 end = int(np.searchsorted(edges, edges[done] + room - filled, side="right")) - 1
