@@ -139,9 +139,8 @@ def add_words(tokenizer: Tokenizer, words: Iterable[str], rows: int = 0) -> Adde
             reason = f"cannot have {shown(word)} as one token ({len(pieces)} pieces)"
             remedy = "Leave the word out"
             raise UserError("vocabulary.unsupported", tokenizer.file, reason, remedy)
-    numbers = {
-        new.token_to_id(word): pieces for word, pieces in pieces_of.items() if word not in shared
-    }
+    ids = new.get_vocab()
+    numbers = {ids[word]: pieces for word, pieces in pieces_of.items() if word not in shared}
     return AddedWords(new, numbers, shared, known, size)
 
 
