@@ -83,7 +83,9 @@ def test_every_installed_package_is_pinned(tree_root: Path) -> None:
     pinned = {one.name: str(one.specifier).removeprefix("==") for one in here}
     project = tomllib.loads((tree_root / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
-    done: set[str] = set()
+    # 400 MB that the tests do not need: only the package itself is pinned.
+    done = {canonicalize_name(Requirement(text).name) for text in extras.pop("nvidia-dali")}
+    assert done <= set(pinned)
     groups = [project["project"]["dependencies"], *extras.values()]
     todo = [Requirement(text) for group in groups for text in group]
     while todo:

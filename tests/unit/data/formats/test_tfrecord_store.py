@@ -1,17 +1,25 @@
-"""TFRecords as a store: any order, the kept index, files that change."""
+"""TFRecords as a store: any order, the kept index, files that change,
+and DALI as a reader of the same.
+"""
 
 import os
+import sys
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 
+from host_batches import assert_same
 from mlbert.data.formats import tfrecord, tfrecord_plain, tfrecord_store
 from mlbert.data.formats.manifest import file_sha256
 from mlbert.data.formats.open import open_store
+from mlbert.data.formats.order import contiguous
+from mlbert.data.formats.padded import NAMES, padded
 from mlbert.data.formats.tfrecord import Widths, write_examples
 from mlbert.data.formats.tfrecord_store import TFRecordStore, accepts, describe
+from mlbert.data.loading import dali
+from mlbert.data.loading.packed import PackedSource
 from mlbert.data.prepare.tfrecords import tfrecords_to_hdf5
 from mlbert.data.prepare.verify import verify
 from nvidia_shards import write_vocabulary
@@ -218,3 +226,54 @@ def test_a_broken_list(folder):
         for use in (*BOTH, lambda folder: verify([folder])):
             with user_error("file.json", folder / "instances.json"):
                 use(folder)
+
+
+@pytest.fixture
+def with_dali() -> None:
+    pytest.importorskip("nvidia.dali", reason="DALI is not installed (the nvidia-dali extra)")
+
+
+@pytest.mark.usefixtures("with_dali")
+def test_dali_gives_the_same_batches(folder, monkeypatch):
+    monkeypatch.setattr(dali, "_BATCH", 16)
+    options = {
+        "packs_per_step": 2,
+        "max_sequences_per_pack": 3,
+        "seed": 3,
+        "rank": 1,
+        "world_size": 2,
+    }
+    options |= {"partition": contiguous}
+    plain = PackedSource(folder, **options)
+    other = dali.DaliSource(folder, **options)
+    plain.open()
+    other.open()
+    other.load_state_dict({**plain.state_dict(), "step": 4})
+    for expected, found in zip(plain.batches_of(4), other.next_step(), strict=True):
+        assert_same(found.to("cpu"), expected.to("cpu"))
+    other.close()
+
+
+@pytest.mark.usefixtures("with_dali")
+def test_dali_notices_a_record_that_changed_after_opening(folder):
+    store = dali.DaliStore(folder)
+    write_examples(folder / PARTS[2], random_rows(69, seed=5), 32, 5)
+    with user_error("data.damaged", folder, wording=False):
+        store.gather(np.arange(100))
+
+
+def test_without_dali(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvidia.dali.fn", None)
+    with user_error("package.missing", "nvidia-dali"):
+        dali.DaliStore(folder)
+
+
+def test_dali_removes_padding_unless_a_value_is_not_allowed():
+    lists = {name: padded(random_rows(20), name, Widths(32, 5)) for name in NAMES}
+    lists = {
+        name: values.astype(np.float32 if "weights" in name else np.int64)
+        for name, values in lists.items()
+    }
+    assert_same_rows(dali._without_padding(lists), random_rows(20))
+    lists["input_ids"][7, 0] = 65_536
+    assert dali._without_padding(lists) is None

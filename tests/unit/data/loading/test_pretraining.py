@@ -28,6 +28,7 @@ def settings(folder, **changes) -> SimpleNamespace:
     values = {
         "input_dir": folder,
         "synthetic_data": False,
+        "data_reader": "auto",
         "train_batch_size": 6,
         "gradient_accumulation_steps": 2,
         "max_sequences_per_pack": 1,

@@ -56,10 +56,7 @@ _NAMES_ELSEWHERE = (
     ("max_seconds", "", "maxtime"),
 )
 # Former settings, and why they are gone.
-REMOVED = {
-    "DATA_READER": "TFRecords are read faster without DALI, and to the same batches",
-    "EXCHANGE_BY": "both of its values gave the same batches",
-}
+REMOVED = {"EXCHANGE_BY": "both of its values gave the same batches"}
 _OTHERS = {name: (ours, note) for ours, note, names in _NAMES_ELSEWHERE for name in names.split()}
 
 

@@ -17,6 +17,9 @@ class DataConfig(Section):
         "Training set: a prepared set, TFRecords, or HDF5 shards from NVIDIA's scripts.",
     )
     eval_dir: Path = setting("EVALDIR", "Evaluation set, in one of the same formats.")
+    data_reader: Literal["auto", "dali"] = setting(
+        "DATA_READER", "dali: read TFRecord training sets with NVIDIA DALI.", default="auto"
+    )
     train_batch_size: int = setting(
         "BATCHSIZE", "Packs per optimizer step.", unit="packs per rank and step", **Ranges.PACKS
     )

@@ -17,6 +17,7 @@ from mlbert.data.formats.tfrecord_plain import Widths
 from mlbert.data.formats.vocabulary_checks import another_vocabulary
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.loading.config import DataConfig
+from mlbert.data.loading.dali import DaliSource
 from mlbert.data.loading.inputs import vocabulary_of_data
 from mlbert.data.loading.packed import PackedSource, pack_slots
 from mlbert.data.loading.source import EvaluationBatches
@@ -140,7 +141,8 @@ def make_source(
     partition = contiguous if group_size == 1 else by_length(group_size)
     if config.synthetic_data:
         return _synthetic(config, shape, seed, rank, world_size, partition)
-    return PackedSource(
+    source = DaliSource if config.data_reader == "dali" else PackedSource
+    return source(
         config.input_dir,
         bin_counts=config.counts_of_bins,
         vocab_size=shape.vocab_size,
