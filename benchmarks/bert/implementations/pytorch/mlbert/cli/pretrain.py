@@ -180,7 +180,7 @@ def pretrain(
     if starts and (vocab is not None or size != "auto"):
         name = "--from" if start is not None else "--grow-from"
         reason = "already sets the vocabulary and the size"
-        raise UserError("config.conflict", name, reason, "Remove --vocab and --size")
+        raise UserError("config.conflict", name, reason, "Remove --tokenizer and --size")
     _check_vocabulary(vocab is None and not starts, cased, vocab_size)
     from mlbert.data.prepare.corpus_files import check_encoding
 

@@ -74,7 +74,7 @@ def unknown_share(
         return 0.0
     share = np.count_nonzero(tokens == unknown) / len(tokens)
     if share > REFUSE_UNKNOWN:
-        reason = f"{share:.0%} of its words are not in the vocabulary {vocab_name}"
+        reason = f"{share:.0%} of its tokens are unknown to {vocab_name}"
         remedy = "Give a vocabulary of its language, and --cased if that keeps case"
         raise UserError("vocabulary.other-language", subject, reason, remedy)
     return share

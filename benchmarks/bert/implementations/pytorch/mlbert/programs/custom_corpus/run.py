@@ -54,7 +54,7 @@ OPTIONS = {
     "INIT_CHECKPOINT": "--from",
     "DATADIR_PHASE2": "TEXT",
     "EVALDIR": "--eval",
-    "TOKENIZER": "--vocab",
+    "TOKENIZER": "--tokenizer",
     "LOGDIR": "--out",
     "LOGDIR or EXPERIMENT": "--out",
     "MAX_SECONDS": "--minutes",
@@ -442,7 +442,7 @@ class CorpusRun:
         if facts.held_out_unknown > MUCH_UNKNOWN:
             self._say(
                 "warning: many tokens are unknown: use a larger --vocab-size, more text, "
-                "or another --vocab"
+                "or another --tokenizer"
             )
         return facts
 
