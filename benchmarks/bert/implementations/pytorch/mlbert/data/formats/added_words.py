@@ -157,10 +157,18 @@ def as_library(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     return library
 
 
-def write_added_words(added: AddedWords, tokenizer: Tokenizer, folder: Path) -> None:
+def write_added_words(
+    added: AddedWords, tokenizer: Tokenizer, folder: Path, max_length: int | None = None
+) -> None:
     """Write the files of a tokenizer with added words to a folder, as `transformers` does.
 
-    ``tokenizer``: the one without them, whose other properties are kept. Raises OSError.
+    Args:
+        added: the new tokenizer.
+        tokenizer: the one without the words, whose other properties are kept.
+        folder: which exists.
+        max_length: ``model_max_length``, tokens, if the old files have none.
+
+    Raises OSError.
     """
     file = tokenizer.file.with_name(TOKENIZER_CONFIG)
     config = read_json(file, "Restore or remove it") if file.is_file() else {}
@@ -173,7 +181,9 @@ def write_added_words(added: AddedWords, tokenizer: Tokenizer, folder: Path) -> 
         "unk_token": tokenizer.special.unknown,
     }
     named = {name: token for name, token in special.items() if token is not None}
-    values = {"tokenizer_class": "PreTrainedTokenizerFast", **named, **kept}
+    values: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **named, **kept}
+    if max_length is not None:
+        values.setdefault("model_max_length", max_length)
     text = json.dumps(values, indent=2) + "\n"
     (folder / TOKENIZER_CONFIG).write_text(text, encoding="utf-8")
     (folder / TOKENIZER_JSON).write_text(added.library.to_str(pretty=True) + "\n", "utf-8")

@@ -348,7 +348,7 @@ def add_words_to_model(source: Path, target: Path, words: Path) -> Report:
     kept = {name: tensor for name, tensor in state.items() if name not in report.missing}
     larger = dataclasses.replace(shape, vocab_size=added.size)
     with tempfile.TemporaryDirectory() as folder:
-        write_added_words(added, tokenizer, Path(folder))
+        write_added_words(added, tokenizer, Path(folder), shape.max_position_embeddings)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_huggingface(
             target,
