@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import tokenizer_kinds
 from labeled_texts import OTHER, PLACES, sentences, write_csv
 from mlbert.data.formats.tagged_words import read_tagged
 from mlbert.data.formats.tasks import TaskForm, read_texts
@@ -325,3 +326,52 @@ def test_rows_without_a_label_and_the_only_column_left(
     assert "text comment; label colour of it (3 classes" in out
     assert "class weights: " in out
     assert "Glyph" not in out + err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["modernbert", "roberta"])
+def test_tags_of_words_with_other_tokenizers(
+    tmp_path: Path, run_mlbert: RunMlbert, monkeypatch, kind: str
+) -> None:
+    """Byte pairs: a space belongs to the word after it, and may be its first piece."""
+    import transformers
+
+    monkeypatch.setattr(custom_task, "RATE", FAST)
+    model = tmp_path / kind
+    getattr(tokenizer_kinds, kind)(model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    config = transformers.AutoConfig.for_model(
+        kind,
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=130,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.cls_token_id,
+        eos_token_id=tokenizer.sep_token_id,
+    )
+    config.type_vocab_size = 1
+    transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(model)
+    train = write_conll(tmp_path / "train.conll", 60)
+    out = tmp_path / "out"
+    words = ["--from", model, "--train", train, "--out", out, "--epochs", "6"]
+    code, said, err = run_mlbert("finetune", *words)
+    assert code == 0, said + err
+    exported = out / "run_0/huggingface"
+    tagger = transformers.pipeline("token-classification", str(exported), ignore_labels=[])
+    seen = set()
+    for text in (out / "run_0/predictions.conll").read_text().strip().split("\n\n"):
+        lines = [line.split(" ") for line in text.split("\n")]
+        plain = " ".join(word for word, _, _ in lines)
+        tags_at: dict[int, str] = {}
+        for piece in tagger(plain):
+            start = piece["start"] + (plain[piece["start"]] == " ")
+            tags_at.setdefault(start, piece["entity"])
+        start = 0
+        for word, _, tag in lines:
+            assert tags_at[start] == tag
+            seen.add(tag)
+            start += len(word) + 1
+    assert len(seen) > 2, "it has learnt something"

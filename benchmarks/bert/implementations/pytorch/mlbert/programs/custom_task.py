@@ -37,7 +37,7 @@ from mlbert.host.exit_statuses import FAILED, SUCCEEDED, SUCCESS, Terminated
 from mlbert.host.files import write_atomically, writing
 from mlbert.models import task_model
 from mlbert.models.fill_mask import open_model
-from mlbert.models.weights.huggingface import obstacle
+from mlbert.models.weights.huggingface import token_obstacle
 from mlbert.ops.precision import small_model_precision
 from mlbert.programs.custom_corpus.corpus_plan import cpu_threads
 from mlbert.programs.save_on_signal import interrupted_status, signals_save
@@ -129,7 +129,7 @@ def finetune(asked: Asked) -> int:
             "command.launcher", "mlbert finetune --from", "runs as one process", "Start it directly"
         )
     model, _, tokenizer = open_model(asked.start)
-    why_not = None if model.config.is_rotary else obstacle(model.config)
+    why_not = token_obstacle(model.config)
     if asked.form.kind == "tags" and why_not is not None:
         reason = f"cannot be written for transformers with a tag for each word: {why_not}"
         remedy = "Start from a BERT or a ModernBERT"

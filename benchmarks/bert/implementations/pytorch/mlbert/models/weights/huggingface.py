@@ -55,6 +55,15 @@ def obstacle(config: BertConfig) -> str | None:
     return f"its BERT has no {' and no '.join(missing)}" if missing else None
 
 
+def token_obstacle(config: BertConfig) -> str | None:
+    """Return why `transformers` has no class of this shape with a label for each token, or None if
+    it has one.
+    """
+    if config.is_rotary or roberta.is_native(config):
+        return None
+    return obstacle(config)
+
+
 def huggingface_config(
     config: BertConfig, architecture: str = "BertForPreTraining"
 ) -> dict[str, object]:
