@@ -1,6 +1,6 @@
 #!/bin/bash
-# Test and measure everything that needs a GPU, in three runs of less than ten minutes; see docs/gpu.md.
-#   [OUT=DIR] tools/gpu_check.sh [--run 1|2|3] [--out DIR] [--parts checks,ops,...] [--resume] [--cpu-rehearsal]
+# Test and measure what needs a GPU, in two calls of at most 420 and 240 seconds; see docs/gpu.md.
+#   [OUT=DIR] tools/gpu_check.sh --call 1|2 [--out DIR] [--first DIR/call1.jsonl] [--parts turns-bert,...] [--dry-run]
 # PYTHON names the interpreter (default: .venv of this tree, else python3). It needs torch, numpy, h5py and triton;
 # pytest for the tests, transformers for the comparison. Exit code: 0 success, 1 something failed, 2 no GPU.
 set -euo pipefail

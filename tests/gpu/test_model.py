@@ -95,7 +95,7 @@ def test_step_does_not_synchronize(products, large, device, allow_sync_afterward
 def test_profile_attributes_kernels_to_groups(large, device, tmp_path):
     """Every group of a replayed step has kernels."""
     published = PublishedStep(configured("bf16", tmp_path, {"BATCHSIZE": "12"}, large), device)
-    groups = profile_step(published, torch.bfloat16)["groups"]
+    groups = profile_step(published.step, device)["groups"]
     for group in ("attention", "GEMM", "norm", "loss", "optimizer", "embedding"):
         assert groups[group]["seconds"] > 0, group
     assert groups["GEMM"]["share"] > 0.2

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from awkward_batches import awkward_batches, awkward_lengths
-from gpu_check.op_cases import OpCases
-from gpu_check.op_checks import check_case, check_lamb, check_rows
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.batches import Batch
 from mlbert.distributed.capture import CudaCapture
 from mlbert.ops import forms as registry
 from mlbert.programs.bench.sides import make_batch
+from op_cases import OpCases
+from op_checks import check_case, check_lamb, check_rows
 
 OPS = (
     "attention",

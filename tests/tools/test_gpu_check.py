@@ -1,49 +1,35 @@
-"""tools/gpu_check.sh: a rehearsal of its first run on the CPU,
-and the handling of parts that fail or hang.
-"""
+"""tools/gpu_check.sh: dry runs of both calls on the CPU, their limits, and parts that fail."""
 
 import json
 import os
 import re
 import subprocess
 import sys
-import tarfile
 import time
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 
 from emulated_cublaslt import compile_emulator
-from emulated_fmha import compile_fmha
+from gpu_check import calls, decisions, external
 from gpu_check import main as program
-from gpu_check import tables
-from gpu_check.rows import LOST, Rows
-from programs import run_quietly
+from gpu_check.calls import CALLS, LIMITS, RESERVE, Stage
+from gpu_check.parts import PARTS
+from gpu_check.rows import Rows, read_rows
+from programs import run_quietly, write_program
 
 TOOLS = Path(__file__).parents[1] / "assets" / "gpu_tools"
-CPU = torch.device("cpu")
+MOST_FILES = 8
 
 
-class Rehearsal(NamedTuple):
-    done: subprocess.CompletedProcess[str]
-    out: Path
-    work: Path
-
-    def rows(self, part: str) -> dict[str, dict[str, Any]]:
-        return tables.read_rows(self.work / "run1", part)
-
-
-@pytest.fixture(scope="module")
-def first_run(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Rehearsal:
-    """Return the first run with a kernel that does not compile, one that is wrong,
-    and steps that do not fit.
-    """
-    folder = tmp_path_factory.mktemp("first")
-    compile_emulator(folder / "libcublaslt.so")
-    compile_fmha(folder / "libfmha.so")
+def dry_run(
+    tree_root: Path, out: Path, folder: Path, *words: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    if not (folder / "libcublaslt.so").exists():
+        compile_emulator(folder / "libcublaslt.so")
     environment = os.environ | {
         "PYTHON": sys.executable,
         "PATH": f"{TOOLS}:{os.environ['PATH']}",
@@ -51,113 +37,90 @@ def first_run(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Rehe
         "PYTHONPATH": str(tree_root / "tests"),
         "GPU_CHECK_STAND_INS": "gpu_stand_ins",
         "XDG_CACHE_HOME": str(folder / "cache"),
-        "INJECTED": "compile,proof,memory",
+        **variables,
     }
-    command = [tree_root / "tools/gpu_check.sh", "--cpu-rehearsal"]
-    command += ["--out", folder / "out", "--work", folder / "work"]
-    done = run_quietly(*command, env=environment)
-    return Rehearsal(done, folder / "out", folder / "work")
+    command = [tree_root / "tools/gpu_check.sh", "--dry-run", "--out", out, "--work", folder]
+    return run_quietly(*command, *words, env=environment)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_rehearsal_of_the_first_run_writes_every_row(first_run: Rehearsal) -> None:
-    assert first_run.done.returncode == 1, first_run.done.stdout + first_run.done.stderr
-    assert {path.name for path in first_run.out.iterdir()} == {
-        "table.txt",
-        "table.md",
-        "run1.tar.xz",
-    }
-    ends = dict.fromkeys(program.RUNS[1], "")
-    failed = tables.failures(first_run.work / "run1", ends)
-    expected = (
-        ("compile: csrc/fmha: ", "unknown opcode"),
-        ("smoke: bf16, 1 packs: ", "out of memory"),
-        ("smoke: bf16, 2 packs: ", "out of memory"),
-        ("checks: layer_norm_dropout: triton: ", "is more than twice PyTorch's"),
-        ("checks: cast_transpose to FP8: ", "ptxas exited with code 255"),
-    )
-    assert len(failed) == len(expected), first_run.done.stdout
-    for line, (name, reason) in zip(failed, expected, strict=True):
-        assert line.startswith(name)
-        assert reason in line
-    for part in program.RUNS[1]:
-        assert first_run.rows(part), part
-    titles = (
-        "REHEARSAL",
-        "GEMM dgrad",
-        "replay in fp8",
-        "mlbert train, resumed",
-        "out of memory",
-        "next: tools",
-    )
-    for name in ("table.txt", "table.md"):
-        shown = (first_run.out / name).read_text()
-        assert [words for words in titles if words not in shown] == []
-    with tarfile.open(first_run.out / "run1.tar.xz") as archive:
-        found = {entry.name: archive.extractfile(entry).read() for entry in archive}
-    assert {f"{part}.json" for part in program.RUNS[1] if part != "compile"} <= found.keys()
-    for name, content in found.items():
-        if name.endswith(".json"):
-            json.loads(content)
+def test_dry_run_of_both_calls_measures_every_part(tree_root: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    rows: dict[int, list[dict[str, Any]]] = {}
+    for call in CALLS:
+        done = dry_run(tree_root, out, tmp_path, "--call", str(call))
+        assert done.returncode == 0, done.stdout + done.stderr
+        rows[call] = read_rows(out / f"call{call}.jsonl")
+        measured = {row["part"] for row in rows[call]}
+        planned = {part for stage in CALLS[call] for part in stage.parts}
+        # Without a GPU pytest skips the GPU's tests.
+        assert measured == planned
+        assert [row for row in rows[call] if "error" in row or "stopped" in row] == []
+    assert len(list(out.iterdir())) <= MOST_FILES
+    sides = {row["side"] for row in rows[1] if "side" in row}
+    for size in ("bert fp8 auto", "bert fp8 fused", "modernbert base 64 fp8", "transformers bert"):
+        assert size in sides
+    order = [row["side"] for row in rows[1] if row["part"] == "turns-bert" and "side" in row]
+    assert order == list(reversed(order))
+    step = next(row for row in rows[1] if row.get("side") == "modernbert base 32 bf16")
+    assert step["matrix_share"] > 0
+    assert step["power"]["watts"] == 612.4
+    assert step["energy"] == "dry run: not measured"
+    gemm = [row for row in rows[1] if row["row"].startswith("GEMM")]
+    assert any(len(row["algorithms"]) > 1 for row in gemm)
+    counters = next(row for row in rows[1] if row["part"] == "counters")["kernels"]
+    assert counters["attention_forward_kernel"]["l2_percent"] == 38.25
+    verdicts = json.loads((out / "call1-decisions.json").read_text())
+    assert set(verdicts) == {"bert fp8 fused"}
+    assert "of the goal of" in (out / "call1.txt").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_rows_of_the_first_run_have_what_the_tables_need(first_run: Rehearsal) -> None:
-    smoke = first_run.rows("smoke")
-    ops = first_run.rows("ops")
-    assert smoke["fp8, 2 packs"]["did_not_fit"] == 2
-    assert smoke["fp8, 1 packs"]["power"]["watts"] == 612.4
-    assert (smoke["fp8, 1 packs"]["accumulation"], smoke["fp8, 1 packs"]["graph"]) == (
-        "all",
-        "full_iteration",
-    )
-    gemm = [name for name in ops if name.startswith("GEMM")]
-    for kind in ("forward", "dgrad", "wgrad"):
-        for precision in ("bf16", "fp8 fast", "fp8 slow"):
-            assert [name for name in gemm if f"GEMM {kind}" in name and precision in name], (
-                kind,
-                precision,
-            )
-    for name in gemm:
-        assert ops[name]["best_ms"] <= ops[name]["first_ms"], name
-        assert ("without_epilogue_ms" in ops[name]) == ("NONE" not in name)
-    assert [x for x in gemm if "apart_ms" in ops[x]] == [
-        x for x in gemm if "BGRADB" in x or "GELU" in x
-    ]
-    for form in ("plain", "native", "fmha"):
-        assert ops[f"attention: {form}"]["forward_seconds"] > 0
-    resumed = first_run.rows("train")["mlbert train, resumed"]
-    assert (resumed["status"], resumed["different"]) == ("success", 0)
-
-
-def test_archive_size_is_limited_by_truncating_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.timeout(900)
+def test_parts_that_hang_crash_or_fail_cost_only_themselves(
+    tree_root: Path, tmp_path: Path
 ) -> None:
-    work = tmp_path / "work"
-    work.mkdir()
-    (work / "ops.json").write_text("{}")
-    (work / "log.txt").write_text("first" + 5000 * "x" + "last")
-    monkeypatch.setattr(program, "ARCHIVE_BYTES", 1000)
-    program.write_archive(tmp_path / "run1.tar.xz", work)
-    with tarfile.open(tmp_path / "run1.tar.xz") as archive:
-        found = {entry.name: archive.extractfile(entry).read() for entry in archive}
-    assert (found["ops.json"], len(found["log.txt"]), found["log.txt"][-5:]) == (
-        b"{}",
-        998,
-        b"xlast",
-    )
-    assert (tmp_path / "run1.tar.xz").stat().st_size < 16 << 20
+    parts = "turns-modernbert,kernels,opponent-bert"
+    out = tmp_path / "out"
+    done = dry_run(tree_root, out, tmp_path, "--parts", parts, INJECTED="hang,crash,error")
+    assert done.returncode == 1, done.stdout + done.stderr
+    rows = read_rows(out / "call1.jsonl")
+    ends = {row["part"]: row for row in rows if row["row"] == "end"}
+    assert ends["turns-modernbert"]["error"] == "exit code -9; see the log"
+    assert "longer than its seconds" in ends["kernels"]["stopped"]
+    failed = next(row for row in rows if row["row"] == "transformers bert: made")
+    assert "ptxas exited with code 255" in failed["error"]
+    assert [row for row in rows if row.get("side") == "bert bf16, next to transformers"]
+    text = (out / "call1.txt").read_text()
+    assert text.count("failed: ") == 2
+    assert text.count("stopped: ") == 1
 
 
-def test_every_run_fits_its_limit() -> None:
-    """`run_until` kills a part after its time, so the sum of all parts' times is the limit of a
-    run.
-    """
-    for parts in program.RUNS.values():
-        assert next(iter(parts)) == "compile"
-        assert sum(parts.values()) <= program.RUN_LIMIT - program.RESERVE
+def test_every_call_fits_its_limit_by_construction() -> None:
+    """A stage is stopped after its seconds, so their sum is the limit of a call."""
+    for call, stages in CALLS.items():
+        assert sum(stage.seconds for stage in stages) + RESERVE[call] <= LIMITS[call]
+    assert LIMITS == {1: 420, 2: 240}
+    known = {part for stages in CALLS.values() for stage in stages for part in stage.parts}
+    started_by_tools = {"memchecked", "counted"}
+    assert known | started_by_tools == set(PARTS)
+
+
+def test_stage_stops_what_hangs_and_keeps_the_others(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    code = "import sys, time; time.sleep(600 if sys.argv[-1] == 'hangs' else 0); sys.exit(3)"
+    command = [sys.executable, "-c", code]
+    started = time.monotonic()
+    stage = Stage(0, ("hangs", "fails"))
+    program.run_stage(stage, command, rows, tmp_path / "log", started + 3, tmp_path)
+    assert time.monotonic() - started < 120
+    found = {row["part"]: row for row in read_rows(rows)}
+    assert "longer than" in found["hangs"]["stopped"]
+    assert found["fails"]["error"].startswith("exit code 3")
+    late = tmp_path / "late.jsonl"
+    program.run_stage(stage, command, late, tmp_path / "log", started, tmp_path)
+    assert [row["stopped"] for row in read_rows(late)] == ["no time was left"] * 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
@@ -166,7 +129,7 @@ def test_missing_gpu_and_unknown_part_are_one_line_errors(
 ) -> None:
     for words, reason in (
         ([], "no CUDA device"),
-        (["--cpu-rehearsal", "--parts", "checks,nonsense"], "nonsense"),
+        (["--dry-run", "--parts", "kernels,nonsense"], "nonsense"),
     ):
         assert program.main([*words, "--out", str(tmp_path / "none")]) == 2
         (line,) = capsys.readouterr().out.splitlines()
@@ -174,100 +137,71 @@ def test_missing_gpu_and_unknown_part_are_one_line_errors(
         assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("resume", [False, True])
-def test_rows_are_kept_only_with_resume(
-    resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are in the work folder, which a runner, unlike the output folder,
-    does not clear before a run.
-    """
-    monkeypatch.setattr(program, "check_all", lambda *_: 0)
-    kept = tmp_path / "work" / "run1" / "checks.json"
-    kept.parent.mkdir(parents=True)
-    kept.write_text('{"rows": {"norm": {"passed": true}}}')
-    words = [
-        "--cpu-rehearsal",
-        "--parts",
-        "checks",
-        "--out",
-        str(tmp_path / "out"),
-        "--work",
-        str(tmp_path / "work"),
-    ]
-    assert program.main([*words, *(["--resume"] if resume else [])]) == 0
-    assert kept.exists() == resume
-
-
-def test_hung_process_is_killed_at_its_deadline(tmp_path: Path) -> None:
-    """Processes that run at the same time keep their exit codes."""
-    started = time.monotonic()
-    python = [sys.executable, "-c"]
-    commands = [[*python, "import time; time.sleep(600)"], [*python, "raise SystemExit(3)"]]
-    assert program.run_until(commands, tmp_path / "log.txt", started + 8, {}) == [None, 3]
-    assert time.monotonic() - started < 60
-    assert program.run_until(commands, tmp_path / "log.txt", started, {}) == [None, None]
-
-
-def test_lost_device_loses_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the process that lost the device restarts,
-    and continues after the row that crashed it.
-    """
-    codes = iter([[program.DEVICE_LOST, 0], [-11], [0]])
-    started = []
-    monkeypatch.setattr(
-        program, "run_until", lambda commands, *_: started.append(commands) or next(codes)
-    )
-    assert program.supervise([["a"], ["b"]], tmp_path / "log", time.monotonic() + 10, {}) == ""
-    assert started == [[["a"], ["b"]], [["a"]], [["a"]]]
-    for code, reason in (
-        (program.DEVICE_LOST, "lost"),
-        (1, "code 1"),
-        (None, "it ran out of time"),
-    ):
-        monkeypatch.setattr(program, "run_until", lambda *_, code=code: [code])
-        assert reason in program.supervise([["a"]], tmp_path / "log", time.monotonic() + 10, {})
-
-
-def test_rows_survive_errors_and_crashes(tmp_path):
-    path = tmp_path / "rows.json"
-    rows = Rows(path, CPU, {"device": "test"})
+def test_rows_survive_errors_and_a_cut_off_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = Rows(path, "part")
     rows.measure("good", lambda: {"rate": 1.0})
     rows.measure("bad", lambda: {"rate": 1 / 0})
-    assert "ZeroDivisionError" in json.loads(path.read_text())["rows"]["bad"]["error"]
-    path.write_text(json.dumps({**json.loads(path.read_text()), "running": "deadly"}))
-    rows = Rows(path, CPU, {"device": "test"})
-    calls = []
-    for name in ("good", "bad", "deadly", "next"):
-        rows.measure(name, lambda n=name: calls.append(n) or {})
-    assert calls == ["next"]
-    content = json.loads(path.read_text())
-    assert content["rows"]["deadly"] == {"error": LOST}
-    assert list(content["rows"]) == ["good", "bad", "deadly", "next"]
-    assert content["device"] == "test"
+    with path.open("a") as file:
+        file.write('{"part": "part", "row": "cut')
+    good, bad = read_rows(path)
+    assert (good["part"], good["row"], good["rate"]) == ("part", "good", 1.0)
+    assert "ZeroDivisionError" in bad["error"]
+    assert read_rows(tmp_path / "none") == []
 
 
-def test_failures_are_listed(tmp_path):
-    rows = {
-        "a": {"passed": True},
-        "b": {"passed": False},
-        "c": {"error": "Traceback\nRuntimeError: no"},
-    }
-    (tmp_path / "checks.json").write_text(json.dumps({"rows": rows, "running": "d"}))
-    found = tables.failures(tmp_path, {"checks": "it ran out of time", "ops": ""})
-    assert found == [
-        "checks: b: differs by more than is allowed",
-        "checks: c: RuntimeError: no",
-        "checks: it ran out of time in d",
+def turn(side: str, half: int, ms: float, joules: float, **more: Any) -> dict[str, Any]:
+    found = {"part": "turns", "row": side, "side": side, "half": half, "ms": ms}
+    return found | {"joules_per_unit": joules, "per_second": 1e3 / ms, "unit": "steps"} | more
+
+
+BASE = [turn("a", 1, 100.0, 50.0), turn("a", 2, 102.0, 51.0)]
+CASES = {
+    "faster and cheaper in both halves": ((98.0, 49.0), (100.0, 50.0), True),
+    "not by one percent in a half": ((98.0, 49.0), (101.5, 50.0), False),
+    "faster, but not cheaper": ((90.0, 50.0), (90.0, 51.0), False),
+    "a half is missing": ((90.0, 45.0), None, None),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_variant_is_adopted_only_if_it_wins_twice(case: str) -> None:
+    first, second, verdict = CASES[case]
+    rows = [*BASE, turn("b", 1, *first, baseline="a")]
+    if second:
+        rows.append(turn("b", 2, *second, baseline="a"))
+    assert decisions.adopted(rows) == {"b": verdict}
+    line = decisions.decision_lines(rows)[0]
+    start = {True: "adopt: b", False: "keep out: b", None: "not decided: b"}[verdict]
+    assert line.startswith(start)
+
+
+def test_lines_name_goals_opponents_and_failures() -> None:
+    rows = [
+        turn("bert fp8 auto", 1, 1e3 / 725, 0.5, opponent="theirs"),
+        turn("theirs sdpa", 1, 1e3 / 145, 2.0),
+        turn("theirs flex", 1, 1e3 / 290, 2.0),
+        {"part": "kernels", "row": "x", "error": "Traceback\nRuntimeError: no"},
+        {"part": "memcheck", "row": "y", "passed": False},
+        {"part": "counters", "row": "ncu", "skipped": "ncu is not installed"},
+    ]
+    lines = decisions.decision_lines(rows)
+    assert "50% of the goal of 1,450" in lines[0]
+    assert "2.50 times the fastest turn of theirs" in lines[0]
+    assert lines[-3:] == [
+        "failed: kernels: x: RuntimeError: no",
+        "failed: memcheck: y",
+        "skipped: counters: ncu: ncu is not installed",
     ]
 
 
-def test_required_packages_are_the_dependencies_of_mlbert(tree_root):
+def test_required_packages_are_the_dependencies_of_mlbert(tree_root: Path) -> None:
     named = tomllib.loads((tree_root / "pyproject.toml").read_text())["project"]["dependencies"]
     modules = {re.split(r"[<>=]", name)[0].replace("-", "_") for name in named} - {"torch", "numpy"}
     assert modules | {"yaml"} == set(program.REQUIRED)  # yaml is a dependency of OmegaConf
 
 
-def test_missing_packages_and_compilers_are_reported(monkeypatch):
+def test_missing_packages_and_compilers_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "PACKAGES", {"no_such_package": "nothing works"})
     monkeypatch.setattr(program.shutil, "which", lambda _: None)
     package, compiler = program.missing_things()
@@ -275,18 +209,44 @@ def test_missing_packages_and_compilers_are_reported(monkeypatch):
     assert "gcc" in compiler
 
 
-def test_goals_use_the_fastest_step_of_each_precision():
-    def row(speed: float, precision: str) -> dict:
-        return {"sequences_per_second": speed, "precision": precision, "forms": {}}
-
-    rows = {"slow": row(900.0, ""), "all": row(1035.0, ""), "fp8": row(1450.0, "fp8")}
-    rows |= {
-        "half": row(1500.0, "fp8-forward"),
-        "huggingface eager": {"sequences_per_second": 100.0},
+def test_output_of_ncu_and_compute_sanitizer_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{TOOLS}:{os.environ['PATH']}")
+    found = external.count_kernels(["product_kernel"], ["true"], 60)["kernels"]
+    assert found["product_kernel"] == {
+        "nanoseconds": 203456.0,
+        "memory_percent": 30.5,
+        "registers": 128.0,
     }
-    rows["broken"] = {"error": "no"}
-    ((title, (_, bf16, fp8)),) = tables.goals_section(rows)
-    assert title == "goals"
-    assert bf16 == ["bf16", "all", "1035.0", "1150", "90.0%", "10.35"]
-    assert fp8 == ["fp8", "fp8", "1450.0", "1450", "100.0%", "14.50"]
-    assert tables.goals_section({"broken": {"error": "no"}}) == []
+    found = external.count_kernels(["cast_kernel"], ["true"], 60)
+    assert found == {"skipped": "ncu: ==ERROR== ERR_NVGPUCTRPERM"}
+    lines = (
+        "Invalid __global__ write of size 4 bytes",
+        "    at cast_kernel",
+        "ERROR SUMMARY: 2 errors",
+    )
+    report = "\n".join(f"========= {line}" for line in lines)
+    write_program(
+        tmp_path / "compute-sanitizer", f"#!/bin/bash\ncat <<'END'\n{report}\nEND\nexit 9\n"
+    )
+    found = external.sanitize(["true"], 60)
+    assert (found["passed"], found["errors"]) == (False, 2)
+    assert "Invalid __global__ write" in found["first_errors"][0]
+    write_program(tmp_path / "compute-sanitizer", "#!/bin/bash\nsleep 60\n")
+    assert external.sanitize(["true"], 0.5) == {"skipped": "compute-sanitizer took longer than 0 s"}
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert external.sanitize(["true"], 5) == {"skipped": "compute-sanitizer is not installed"}
+
+
+def test_nothing_changes_the_settings_of_the_gpu() -> None:
+    """Others may use the GPU, so its clocks are never locked,
+    which ncu would do without --clock-control none.
+    """
+    text = "".join(path.read_text() for path in Path(external.__file__).parent.glob("*.py"))
+    words = r"lock-gpu-clocks|-lgc|applications-clocks|--power-limit|persistence|gpu-reset"
+    assert re.findall(words, text) == []
+    assert external.NCU[:2] == ("--clock-control", "none")
+    # The part `counted` turns profiling on for its step.
+    assert external.NCU[2:4] == ("--profile-from-start", "off")
+    assert calls.DRY_SECONDS > 0

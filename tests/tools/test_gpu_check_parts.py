@@ -1,12 +1,5 @@
-"""Parts of the GPU check: the ladder, groups of kernels, the published step, NVIDIA's tools,
-advice for the next run.
+"""Parts of the GPU check: groups of kernels, the published step, ModernBERT's batch, and turns."""
 
-Rehearsals of the GPU check (test_gpu_check.py) profile real steps.
-"""
-
-import itertools
-import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,66 +8,19 @@ import pytest
 import torch
 
 import mlbert
-from gpu_check import collectives, external, hardware, profile, published_step
-from gpu_check.advice import next_lines
-from gpu_check.ladder import Ladder, Rung, Sizes, fp8_rungs, largest, rungs
+from gpu_check import hardware, modernbert, profile, published_step
 from gpu_check.parts import tiny_scale
-from gpu_check.tables import GOALS
+from gpu_check.rows import Rows, read_rows
+from gpu_check.turns import TimedSide, matrix_rate, take_turns
 from mlbert.distributed.sharding import ShardedReducer
 from mlbert.ops import forms as registry
 from mlbert.recipes.registry import RECIPES
 from mlbert.recipes.sections import resolve
-from programs import exports_of, write_program
+from programs import exports_of
 
 CPU = torch.device("cpu")
-SIZES = Sizes(4, 2, 3)
 # Settings of the measured step that differ from the published ones.
 DIFFERENT = {*published_step.CHANGES, "LOGDIR", "OPS", "BATCHSIZE"}
-PROVED = {
-    "attention: triton": {"passed": True},
-    "attention without dropout: fmha": {"passed": True},
-}
-REFUTED = {**PROVED, "attention dropout rate: fmha": {"passed": False}}
-CLOCK = {"sm_mhz": 1755.0, "least_sm_mhz": 900.0}
-
-
-def test_last_rung_has_everything_that_auto_selects() -> None:
-    found = rungs(CPU, SIZES)
-    best = registry.select("auto")
-    assert found[0] == Rung("plain", {}, SIZES.plain)
-    assert found[-1].forms == {
-        op: form for op, form in best.items() if form != "plain" and not op.startswith("fp8_")
-    }
-    for before, after in itertools.pairwise(found):
-        assert before.forms.items() <= after.forms.items()
-    names = [rung.name for rung in [*found, *fp8_rungs(CPU, found[-1])]]
-    assert len(set(names)) == len(names)
-
-
-def test_step_that_does_not_fit_is_halved() -> None:
-    tried = []
-
-    def measure(count: int) -> dict[str, int]:
-        tried.append(count)
-        if count > 2:
-            raise torch.OutOfMemoryError("too large")
-        return {"sequences": count}
-
-    assert largest(8, CPU, measure) == {"sequences": 2, "did_not_fit": 8}
-    assert tried == [8, 4, 2]
-    assert largest(2, CPU, measure) == {"sequences": 2}
-    with pytest.raises(RuntimeError, match="other"):
-        largest(8, CPU, lambda _: (_ for _ in ()).throw(RuntimeError("other")))
-
-
-def test_rungs_are_measured_in_both_precisions() -> None:
-    small = Ladder(tiny_scale().config, CPU, torch.bfloat16, SIZES, 0.0)
-    best = rungs(CPU, SIZES)[-1]
-    rows = [small.measure(rung) for rung in (best, *fp8_rungs(CPU, best))]
-    assert [row["precision"] for row in rows] == ["", "fp8"]
-    assert all(row["sequences_per_second"] > 0 and row["sequences"] == SIZES.fast for row in rows)
-    assert rows[0]["loss"] != rows[1]["loss"]
-    registry.select("auto")
 
 
 def span(category: str, name: str, duration: float) -> dict[str, Any]:
@@ -130,13 +76,6 @@ def test_all_our_kernels_have_a_group() -> None:
     assert [name for name in own_kernels() if profile.group_of_name(name) == "other"] == []
 
 
-def test_ncu_profiles_the_costliest_kernels() -> None:
-    assert set(external.DEFAULT_KERNELS) <= set(own_kernels())
-    kernels = {"void cutlass::device::Gemm<int, 8>(Params)": 2.0, "cast_kernel": 3.0, "Memcpy": 9.0}
-    assert external.costliest({"replay": {"kernels": kernels}}) == ["cast_kernel", "Gemm"]
-    assert external.costliest({}) == list(external.DEFAULT_KERNELS)
-
-
 @pytest.mark.parametrize("precision", published_step.CONFIGS)
 def test_settings_are_the_published_ones(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -155,7 +94,7 @@ def test_settings_are_the_published_ones(
 
 def test_measured_step_follows_the_settings(tmp_path: Path) -> None:
     """It has FP8 products, a sharded reduction, and a batch of the graph's size."""
-    shape = tiny_scale().config
+    shape = tiny_scale().bert
     resolved = published_step.configured("fp8", tmp_path, {"BATCHSIZE": "2"}, shape)
     found = published_step.PublishedStep(resolved, CPU, lambda _: None)
     method = found.method
@@ -186,165 +125,44 @@ def test_power_is_the_median_of_complete_samples() -> None:
     }
 
 
-def test_missing_tools_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    for tool, call in {
-        "ncu": lambda: external.count_kernel("cast_kernel", tmp_path, True),
-        "compute-sanitizer": lambda: external.sanitize(tmp_path, True),
-        "nvcc": external.build_fmha,
-    }.items():
-        assert call() == {"skipped": f"{tool} is not installed"}
+def test_turns_go_there_and_back_and_leave_out_what_fails(tmp_path: Path) -> None:
+    called: list[str] = []
+
+    def side(name: str) -> TimedSide:
+        def step() -> None:
+            called.append(name)
+
+        return TimedSide(name, step, 4, "tokens", 8e12, "bf16", remarks=("refused",))
+
+    def broken() -> TimedSide:
+        raise RuntimeError("no")
+
+    rows = Rows(tmp_path / "rows.jsonl", "turns")
+    rows.append("product bf16", {"tflops": 2.0})
+    makes = {"a": lambda: side("a"), "x": broken, "b": lambda: side("b")}
+    take_turns(rows, makes, 0.0, CPU)
+    found = read_rows(rows.path)
+    turns = [(row["side"], row["half"]) for row in found if "side" in row]
+    assert turns == [("a", 1), ("b", 1), ("b", 2), ("a", 2)]
+    assert next(row for row in found if row["row"] == "a: made")["remarks"] == ["refused"]
+    assert "error" in next(row for row in found if row["row"] == "x: made")
+    first = next(row for row in found if row.get("side") == "a")
+    assert first["matrix_share"] == pytest.approx(first["tflops"] / 2.0)
+    assert first["joules_per_unit"] > 0
+    assert list(dict.fromkeys(called)) == ["a", "b"]
+    assert matrix_rate(found, "fp8") is None
 
 
-def test_output_of_ncu_and_compute_sanitizer_is_parsed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(
-        "PATH",
-        f"{tmp_path}:{Path(__file__).parents[1] / 'assets' / 'gpu_tools'}:{os.environ['PATH']}",
-    )
-    found = external.count_kernel("attention_forward_kernel", tmp_path / "run2", True)
-    assert found == {
-        "nanoseconds": 1203456.0,
-        "compute_percent": 38.25,
-        "memory_percent": 41.5,
-        "occupancy_percent": 24.9,
-        "registers": 128.0,
-    }
-    found = external.count_kernel("cast_kernel", tmp_path / "run2", True)
-    assert found == {"skipped": "ncu: ==ERROR== ERR_NVGPUCTRPERM"}
-    lines = (
-        "Invalid __global__ write of size 4 bytes",
-        "    at cast_kernel",
-        "ERROR SUMMARY: 2 errors",
-    )
-    report = "\n".join(f"========= {line}" for line in lines)
-    write_program(
-        tmp_path / "compute-sanitizer", f"#!/bin/bash\ncat <<'END'\n{report}\nEND\nexit 9\n"
-    )
-    found = external.sanitize(tmp_path / "run1", True)
-    assert (found["passed"], found["errors"]) == (False, 2)
-    assert "Invalid __global__ write" in found["why"]
-    write_program(tmp_path / "compute-sanitizer", "#!/bin/bash\nsleep 60\n")
-    monkeypatch.setattr(external, "SANITIZER_SECONDS", 0.5)
-    assert external.sanitize(tmp_path / "run1", True) == {
-        "skipped": "compute-sanitizer took longer than 0 s"
-    }
-
-
-def test_nothing_changes_the_settings_of_the_gpu() -> None:
-    """Others may use the GPU, so its clocks are never locked,
-    which ncu would do without --clock-control none.
-    """
-    text = "".join(path.read_text() for path in Path(external.__file__).parent.glob("*.py"))
-    assert (
-        re.findall(
-            r"lock-gpu-clocks|-lgc|applications-clocks|--power-limit|persistence|gpu-reset", text
-        )
-        == []
-    )
-    assert external.NCU[:2] == ("--clock-control", "none")
-    # The part `counted` turns profiling on for its step.
-    assert external.NCU[2:4] == (
-        "--profile-from-start",
-        "off",
-    )
-
-
-def test_collectives_return_their_input_in_a_group_of_one_rank() -> None:
-    with collectives.one_rank(CPU):
-        rows = {name: row() for name, row in collectives.rows(CPU, 16, 0.0)}
-    assert len(rows) == 2 * len(collectives.COLLECTIVES)
-    assert all(row["passed"] for row in rows.values()), rows
-    wrong = collectives.check(lambda out, x: out.copy_(x).mul_(2), torch.zeros(4), 0.0)
-    assert not wrong["passed"]
-
-
-def smoke(precision: str, speed: float, **more: Any) -> dict[str, Any]:
-    return {"precision": precision, "sequences_per_second": speed, "forms": {}, **more}
-
-
-def timed(seconds: float) -> dict[str, Any]:
-    return {"forward_seconds": seconds, "backward_seconds": 2 * seconds}
-
-
-FAST = {
-    f"attention: {form}": timed(seconds)
-    for form, seconds in (("triton", 2.0), ("fmha", 1.0), ("plain", 0.5))
-}
-
-
-ADVICE: dict[str, tuple[int, dict[str, dict[str, Any]], list[str]]] = {
-    "nothing special": (1, {}, ["tools/gpu_check.sh --run 2"]),
-    "goal reached": (
-        1,
-        {"smoke": {"fp8, 48 packs": smoke("fp8", GOALS["fp8"])}},
-        ["fp8 reaches 1450 sequences/s (fp8, 48 packs), 100% of its goal: the goal is reached"],
-    ),
-    "goal missed": (
-        1,
-        {"smoke": {"a": smoke("fp8", 1160.0), "b": smoke("bf16", 1170.0, did_not_fit=224)}},
-        [
-            "80% of its goal: the table of the part",
-            "FP8 is slower than bfloat16",
-            "224 packs did not fit",
-        ],
-    ),
-    "the clock fell": (
-        3,
-        {"record": {"a": smoke("fp8", 900.0, power=CLOCK)}},
-        ["measure a again: the clock fell from 1755 to 900 MHz", "commit it under records/"],
-    ),
-    "another form is faster": (
-        1,
-        {"ops": FAST, "checks": PROVED},
-        [
-            "attention fmha is the fastest form that passed its checks",
-            "OPS=fmha tools/gpu_check.sh --run 2",
-        ],
-    ),
-    "a wrong form is faster": (
-        1,
-        {"ops": FAST, "checks": REFUTED},
-        [
-            "fix the first failure (checks: attention dropout rate: fmha",
-            "--run 1 --resume",
-            "next: tools/gpu_check",
-        ],
-    ),
-    "a kernel waits": (
-        2,
-        {
-            "counters": {
-                "cast_kernel": {
-                    "compute_percent": 20.0,
-                    "memory_percent": 45.0,
-                    "occupancy_percent": 12.0,
-                }
-            }
-        },
-        [
-            "cast_kernel saturates neither compute nor memory "
-            "(compute 20 %, memory 45 %, occupancy 12 %)",
-            "tools/gpu_check.sh --run 3",
-        ],
-    ),
-    "a busy kernel": (
-        2,
-        {"counters": {"cast_kernel": {"compute_percent": 20.0, "memory_percent": 80.0}}},
-        ["--run 3"],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", ADVICE)
-def test_advice_depends_on_the_rows(case: str, tmp_path: Path) -> None:
-    run, parts, expected = ADVICE[case]
-    for part, rows in parts.items():
-        (tmp_path / f"{part}.json").write_text(json.dumps({"rows": rows}))
-    lines = next_lines(run, tmp_path, dict.fromkeys(parts, ""))
-    assert all(line.startswith("next: ") for line in lines)
-    for words in expected:
-        assert words in "\n".join(lines)
-    assert ("saturates neither" in "\n".join(lines)) == (case == "a kernel waits")
-    assert ("fmha is the fastest" in "\n".join(lines)) == (case == "another form is faster")
+@pytest.mark.slow
+def test_both_sides_of_modernbert_train_on_the_same_tokens() -> None:
+    """Their loss is on the same tokens as ours, and all sequences are full."""
+    config = tiny_scale().base
+    batch = modernbert.full_batch(config, 32, 128)
+    assert batch.cu_seqlens.tolist() == [0, 32, 64, 96, 128]
+    assert batch.num_masked == 4 * round(modernbert.MASKED_SHARE * 32)
+    ours = modernbert.our_side("ours", config, batch, "bf16", CPU)
+    theirs = modernbert.their_side("theirs", config, batch, "sdpa", CPU, compiled=False)
+    assert (ours.units, ours.flops) == (theirs.units, theirs.flops) == (128, ours.flops)
+    ours.step()
+    theirs.step()
+    registry.select("auto")

@@ -1,5 +1,4 @@
-"""Measure with programs of the CUDA toolkit: ncu and compute-sanitizer,
-which run a part of this program, and nvcc.
+"""Measure with programs of the CUDA toolkit, ncu and compute-sanitizer, which run a command.
 
 None of them changes the GPU's settings; ncu does not lock the clocks.
 """
@@ -11,18 +10,23 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-from mlbert.host.provenance import tree_root
 
 # Metric -> its name in a row.
 METRICS = {
     "gpu__time_duration.sum": "nanoseconds",
     "sm__throughput.avg.pct_of_peak_sustained_elapsed": "compute_percent",
     "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed": "memory_percent",
+    "lts__throughput.avg.pct_of_peak_sustained_elapsed": "l2_percent",
+    "lts__t_bytes.sum": "l2_bytes",
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum": "shared_memory_wavefronts",
+    "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active": "tensor_pipe_percent",
+    "smsp__issue_active.avg.pct_of_peak_sustained_active": "issue_percent",
+    "smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio": "stall_memory",
+    "smsp__average_warps_issue_stalled_short_scoreboard_per_issue_active.ratio": "stall_shared",
+    "smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio": "stall_barrier",
+    "smsp__average_warps_issue_stalled_gmma_per_issue_active.ratio": "stall_tensor",
     "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy_percent",
     "launch__registers_per_thread": "registers",
 }
@@ -31,8 +35,6 @@ NCU = (
     "none",
     "--profile-from-start",
     "off",
-    "--launch-count",
-    "1",
     "--csv",
     "--page",
     "raw",
@@ -40,18 +42,6 @@ NCU = (
     "base",
 )
 SANITIZER = ("--tool", "memcheck", "--error-exitcode", "9", "--print-limit", "20")
-COUNT_SECONDS = 45
-SANITIZER_SECONDS = 60
-BUILD_SECONDS = 70
-# Kernels for ncu if there is no profile.
-DEFAULT_KERNELS = (
-    "attention_forward_kernel",
-    "attention_key_value_gradient_kernel",
-    "attention_query_gradient_kernel",
-    "norm_forward_kernel",
-    "norm_backward_kernel",
-    "cast_kernel",
-)
 
 
 def run(
@@ -75,35 +65,42 @@ def run(
         return f"{words[0]} took longer than {seconds:.0f} s"
 
 
-def count_kernel(kernel: str, work: Path, rehearsal: bool) -> dict[str, Any]:
-    """Return ncu's counters of the first launch of a kernel in a published step with two layers."""
-    words = ["ncu", *NCU, "--metrics", ",".join(METRICS), "--kernel-name", kernel]
-    done = run([*words, *part_command("counted", work, rehearsal)], COUNT_SECONDS, {})
+def count_kernels(kernels: Sequence[str], command: Sequence[str], seconds: float) -> dict[str, Any]:
+    """Return ncu's counters of the first launches of kernels in a command's profiled range."""
+    names = f"regex:^({'|'.join(kernels)})"
+    words = ["ncu", *NCU, "--launch-count", str(len(kernels)), "--kernel-name", names]
+    done = run([*words, "--metrics", ",".join(METRICS), *command], seconds, {})
     if isinstance(done, str):
         return {"skipped": done}
     found = parse_counters(done.stdout)
-    return found or {"skipped": f"ncu: {(done.stderr or done.stdout).strip()[-300:]}"}
+    if not found:
+        return {"skipped": f"ncu: {(done.stderr or done.stdout).strip()[-300:]}"}
+    return {"kernels": found}
 
 
-def parse_counters(text: str) -> dict[str, Any]:
-    """Return `METRICS` from ncu's raw page: a line of names, a line of units, a line of values."""
+def parse_counters(text: str) -> dict[str, dict[str, float]]:
+    """Return kernel -> `METRICS` from ncu's raw page: a line of names, one of units, and values."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     if len(lines) < 3:
         return {}
-    names, _, values = csv.reader(lines[:3])
-    found = dict(zip(names, values, strict=False))
-    return {
-        name: float(found[metric].replace(",", ""))
-        for metric, name in METRICS.items()
-        if found.get(metric)
-    }
+    names, _, *launches = csv.reader(lines)
+    found: dict[str, dict[str, float]] = {}
+    for values in launches:
+        row = dict(zip(names, values, strict=False))
+        kernel = row.get("Kernel Name", "")
+        found[kernel] = {
+            name: float(row[metric].replace(",", ""))
+            for metric, name in METRICS.items()
+            if row.get(metric)
+        }
+    return found
 
 
-def sanitize(work: Path, rehearsal: bool) -> dict[str, Any]:
-    """Run every check under compute-sanitizer, with the model's real sizes and a few sequences."""
-    words = ["compute-sanitizer", *SANITIZER, *part_command("sanitized", work, rehearsal)]
+def sanitize(command: Sequence[str], seconds: float) -> dict[str, Any]:
+    """Run a command under compute-sanitizer's memcheck."""
     # Allocate each tensor separately, so that an access past its end is detected.
-    done = run(words, SANITIZER_SECONDS, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+    variables = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    done = run(["compute-sanitizer", *SANITIZER, *command], seconds, variables)
     if isinstance(done, str):
         return {"skipped": done}
     summary = re.search(r"ERROR SUMMARY: (\d+) error", done.stdout)
@@ -114,48 +111,5 @@ def sanitize(work: Path, rehearsal: bool) -> dict[str, Any]:
         for line in done.stdout.splitlines()
         if re.match(r"=+ (Invalid|Program hit|    at )", line)
     ]
-    why = "; ".join(errors[:4])
-    return {"passed": summary[1] == "0", "errors": int(summary[1]), **({"why": why} if why else {})}
-
-
-def build_fmha() -> dict[str, Any]:
-    """Compile ``csrc/fmha`` for this machine's GPUs."""
-    if shutil.which("nvcc") is None:
-        return {"skipped": "nvcc is not installed"}
-    script = tree_root() / "tools" / "build_cuda.sh"
-    python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "CUDA_ARCHS": "9.0"}
-    done = run(["bash", str(script)], BUILD_SECONDS, python)
-    if isinstance(done, str):
-        return {"error": done}
-    if done.returncode:
-        return {"error": done.stderr[-2000:] or f"code {done.returncode}"}
-    return {"built": done.stdout.strip()}
-
-
-def costliest(rows: Mapping[str, Mapping[str, Any]], count: int = 6) -> list[str]:
-    """Return the kernels of the profiled steps that took the most time, by their names in ncu."""
-    seconds: dict[str, float] = {}
-    for row in rows.values():
-        for name, taken in row.get("kernels", {}).items():
-            if not re.match(r"(Memcpy|Memset|aten::)", name):
-                seconds[base_name(name)] = max(taken, seconds.get(base_name(name), 0.0))
-    return sorted(seconds, key=lambda name: -seconds[name])[:count] or list(DEFAULT_KERNELS[:count])
-
-
-def base_name(kernel: str) -> str:
-    """Return a kernel's name without result, namespaces, template arguments and parameters."""
-    return re.sub(r"<.*|\(.*", "", kernel.removeprefix("void ")).rpartition("::")[2]
-
-
-def part_command(part: str, work: Path, rehearsal: bool) -> list[str]:
-    """Return the command that runs one part in this run's work folder,
-    which is called ``run<number>``.
-    """
-    words = ["--work", str(work.parent), "--run", work.name[-1], "--run-part", part]
-    return [
-        sys.executable,
-        "-m",
-        "gpu_check.main",
-        *words,
-        *(["--cpu-rehearsal"] if rehearsal else []),
-    ]
+    passed = summary[1] == "0"
+    return {"passed": passed, "errors": int(summary[1]), "first_errors": errors[:4]}

@@ -1,5 +1,4 @@
-"""Time every matrix product of a training step (forward, dgrad and wgrad) with cublasLt's
-algorithms.
+"""Measure time and energy of cublasLt's algorithms for the matrix products of a training step.
 
 The products are recorded in a step of the published configuration, with their types, layouts,
 epilogues and alignments. Two layers are enough to contain all of them.
@@ -7,20 +6,17 @@ epilogues and alignments. Two layers are enough to contain all of them.
 
 from __future__ import annotations
 
-import statistics
+import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
-from gpu_check.hardware import rated
+from gpu_check.hardware import Meter, queued_seconds, synchronize
 from gpu_check.published_step import PublishedStep
-from gpu_check.rows import Row
-from mlbert.host.native import NativeUnavailable
 from mlbert.ops import cublaslt
-from mlbert.ops.cublaslt_library import APART, Epilogue, Library, MatmulProblem
-from mlbert.ops.cublaslt_tuning import choose, time_launches, twin
+from mlbert.ops.cublaslt_library import APART, Library, MatmulProblem
+from mlbert.ops.cublaslt_tuning import choose
 
 # Keys: whether the left and the right operand are transposed.
 DIRECTIONS = {(False, True): "forward", (False, False): "dgrad", (True, False): "wgrad"}
@@ -41,22 +37,6 @@ def products_of(published: PublishedStep) -> list[MatmulProblem]:
         if is_fp8(problem):
             found[problem._replace(fast=not problem.fast)] = None
     return list(found)
-
-
-def rows(make: Callable[[], PublishedStep]) -> list[Row]:
-    """Return a row for each product, or a row with the reason if cublasLt is not available."""
-    try:
-        library = cublaslt.library()
-    except NativeUnavailable as error:
-        reason = str(error)
-        return [("cublasLt", lambda: {"skipped": reason})]
-    published = make()
-    device = published.device
-    problems = products_of(published)
-    return [
-        (f"GEMM {name_of(problem)}", partial(measure, library, problem, device))
-        for problem in problems
-    ]
 
 
 def name_of(problem: MatmulProblem) -> str:
@@ -85,38 +65,48 @@ def is_fp8(problem: MatmulProblem) -> bool:
     return problem.types[0].itemsize == 1
 
 
-def measure(library: Library, problem: MatmulProblem, device: torch.device) -> dict[str, Any]:
-    """Return milliseconds of the heuristic's first algorithm, the fastest one,
-    and a separate epilogue.
+def largest_of(problems: list[MatmulProblem], number: int) -> list[MatmulProblem]:
+    """Return the products with the most FLOPs."""
+
+    def flops(problem: MatmulProblem) -> int:
+        return problem.rows * problem.columns * problem.inner
+
+    return sorted(problems, key=flops, reverse=True)[:number]
+
+
+def measure(
+    library: Library, problem: MatmulProblem, device: torch.device, seconds: float
+) -> dict[str, Any]:
+    """Return milliseconds and millijoules of each algorithm that the run's tuning tries.
+
+    Each algorithm runs for about ``seconds``, so that its energy can be read.
     """
-    found = _times(library, problem, device)
-    if not found:
-        return {"skipped": "cublasLt has no algorithm for it"}
-    row: dict[str, Any] = {
-        "first_ms": 1e3 * found.get(1, min(found.values())),
-        "best_ms": 1e3 * min(found.values()),
-    }
-    row["algorithm"] = min(found, key=lambda choice: found[choice])
-    if APART in found:
-        row["apart_ms"] = 1e3 * found[APART]
-    if problem.epilogue != Epilogue.NONE and (plain := _times(library, twin(problem), device)):
-        row["without_epilogue_ms"] = 1e3 * min(plain.values())
-    rate = 2.0 * problem.rows * problem.columns * problem.inner / min(found.values()) / 1e12
-    fastest = {"forward_seconds": min(found.values())}
-    return row | fastest | rated(rate, "TFLOP/s", device, is_fp8=is_fp8(problem))
-
-
-def _times(library: Library, problem: MatmulProblem, device: torch.device) -> dict[int, float]:
-    """Return the median seconds of each choice that `mlbert.ops.cublaslt_tuning` tries."""
-    found: dict[int, float] = {}
+    found: dict[int, dict[str, float]] = {}
     before = library.choices.get(problem)
+    meter = Meter(device)
 
     def timer(work: Callable[[], object]) -> list[float]:
-        seconds = time_launches(device, work)
-        found[library.choices[problem]] = statistics.median(seconds)
-        return seconds
+        once = queued_seconds(work, device, 0.0)
+        count = max(1, int(seconds / once))
+        synchronize(device)
+        joules = meter.joules()
+        started = time.perf_counter()
+        for _ in range(count):
+            work()
+        synchronize(device)
+        taken = (time.perf_counter() - started) / count
+        used = (meter.joules() - joules) / count
+        found[library.choices[problem]] = {"ms": 1e3 * taken, "millijoules": 1e3 * used}
+        return [taken]
 
     choose(library, problem, device, timer)
     if before is not None:
         library.choices[problem] = before
-    return found
+    if not found:
+        return {"skipped": "cublasLt has no algorithm for it"}
+    return {
+        "algorithms": found,
+        "by_time": min(found, key=lambda choice: found[choice]["ms"]),
+        "by_joules": min(found, key=lambda choice: found[choice]["millijoules"]),
+        "apart": APART,
+    }

@@ -1,11 +1,8 @@
-"""Peak rates of devices, and measured times, power and clocks.
-
-Peaks are the vendors' published figures without sparsity. For a device that is not in the table,
-shares of the peak are left out.
-"""
+"""Measured times, energy, power and clocks of a device."""
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import re
 import shutil
@@ -15,14 +12,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from mlbert.distributed.capture import CudaCapture
 from mlbert.host.provenance import git_state, tree_root
 
-MAX_CALLS = 50  # in one measurement of `median_seconds`
+MAX_CALLS = 50  # in one measurement of `queued_seconds`
+DRY_WATTS = 100.0
 # Sampled with nvidia-smi, which only reads them. Clocks are never locked,
 # because others may use the GPU.
 SAMPLED = {
@@ -34,47 +32,9 @@ SAMPLED = {
 SAMPLE_MILLISECONDS = 100  # between two samples
 
 
-@dataclass(frozen=True)
-class Peaks:
-    """TFLOP/s of dense products in bfloat16 and FP8 (0 without FP8), and TB/s of the memory."""
-
-    bf16: float
-    fp8: float
-    memory: float
-
-
 def device_name(device: torch.device) -> str:
     """Return the GPU's name, or the CPU's architecture."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-
-
-def peaks_of(name: str) -> Peaks | None:
-    """Return the data sheet's figures for a device of this name,
-    or None if it is not in the table.
-    """
-    # Pattern of the name -> figures of the data sheet.
-    known = (
-        (r"\bB200\b", Peaks(2250.0, 4500.0, 8.0)),
-        (r"\bH200\b(?! NVL)", Peaks(989.5, 1979.0, 4.8)),
-        (r"\bH100\b(?! PCIe| NVL)", Peaks(989.5, 1979.0, 3.35)),
-        (r"\bA100\b.*80GB", Peaks(312.0, 0.0, 2.039)),
-        (r"\bA100\b.*40GB", Peaks(312.0, 0.0, 1.555)),
-    )
-    return next((peaks for pattern, peaks in known if re.search(pattern, name)), None)
-
-
-def rated(rate: float, unit: str, device: torch.device, *, is_fp8: bool = False) -> dict[str, Any]:
-    """Return a row's rate in TFLOP/s or TB/s, its unit,
-    and its share of the device's peak if that is known.
-    """
-    result: dict[str, Any] = {"rate": rate, "unit": unit}
-    if peaks := peaks_of(device_name(device)):
-        if unit == "TB/s":
-            peak = peaks.memory
-        else:
-            peak = peaks.fp8 if is_fp8 else peaks.bf16
-        result["share_of_peak"] = rate / peak
-    return result
 
 
 def synchronize(device: torch.device) -> None:
@@ -104,38 +64,76 @@ def environment_facts(device: torch.device) -> dict[str, object]:
     return facts
 
 
-def median_seconds(call: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Return the median time of a call, measured for about ``seconds`` after two untimed calls.
+def queued_seconds(call: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """Return the mean time of a call that is repeated for about ``seconds``, without the host's.
 
-    If ``seconds`` is 0, a single call is timed. On CUDA, time is measured between events in the
-    stream, so it includes gaps between kernels but not Python's overhead before the first one.
+    On CUDA all calls are captured in one graph, so gaps between kernels are a graph's.
     """
-    if seconds:
-        call()
+    call()
     synchronize(device)
     started = time.perf_counter()
     call()
     synchronize(device)
-    if not seconds:
-        return time.perf_counter() - started
-    count = max(1, min(MAX_CALLS, int(seconds / max(time.perf_counter() - started, 1e-6))))
+    once = max(time.perf_counter() - started, 1e-6)
     if device.type != "cuda":
-        times = []
+        return once
+    count = max(1, min(MAX_CALLS, int(seconds / 2 / once)))
+
+    def repeated() -> None:
         for _ in range(count):
-            started = time.perf_counter()
             call()
-            times.append(time.perf_counter() - started)
-        return statistics.median(times)
-    events = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-        for _ in range(count)
-    ]
-    for start, end in events:
-        start.record()
+
+    def called() -> None:
         call()
-        end.record()
+
+    capture = CudaCapture(device)
+    capture.warm_up(called)
+    replay = capture.record(repeated)
+    replay()
     synchronize(device)
-    return statistics.median(start.elapsed_time(end) for start, end in events) / 1e3
+    started = time.perf_counter()
+    replay()
+    synchronize(device)
+    return (time.perf_counter() - started) / count
+
+
+class Meter:
+    """The energy that the GPU has used, from NVML's counter.
+
+    Without a GPU, in a dry run, it counts `DRY_WATTS` so that every field has a value.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._nvml: Any = None
+        self._handle = ctypes.c_void_p()
+        self.reason = ""
+        if device.type != "cuda":
+            self.reason = "dry run: not measured"
+            return
+        try:
+            nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError as error:
+            self.reason = str(error)
+            return
+        code = nvml.nvmlInit_v2()
+        if code == 0:
+            code = nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self._handle))
+        if code:
+            self.reason = f"NVML's code {code}"
+            return
+        self._nvml = nvml
+
+    def joules(self) -> float:
+        """Return the joules so far."""
+        if self._nvml is None:
+            return DRY_WATTS * time.monotonic()
+        millijoules = ctypes.c_ulonglong()
+        code = self._nvml.nvmlDeviceGetTotalEnergyConsumption(
+            self._handle, ctypes.byref(millijoules)
+        )
+        if code:
+            raise RuntimeError(f"NVML does not give the energy: code {code}")
+        return millijoules.value / 1e3
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""The parts of the GPU check, each of which writes a JSON file row by row."""
+"""The parts of the two calls (`gpu_check.calls`), each of which runs in a process of its own."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -11,30 +12,37 @@ from typing import Any
 
 import torch
 
-from gpu_check import collectives, external, gemm, published_step
-from gpu_check.end_to_end import EndToEnd
-from gpu_check.hardware import environment_facts
-from gpu_check.ladder import Ladder, Rung, Sizes, fp8_rungs, rungs
-from gpu_check.op_cases import OpCases
-from gpu_check.op_checks import check_rows
-from gpu_check.op_speed import speed_rows
+from gpu_check import external, gemm, kernels, modernbert, published_step
+from gpu_check.decisions import adopted
+from gpu_check.hardware import environment_facts, synchronize
 from gpu_check.profile import profile_step
-from gpu_check.rows import Measurement, Rows
-from gpu_check.tables import read_rows
+from gpu_check.rows import Rows, read_rows
+from gpu_check.turns import Make, TimedSide, measure_turn, take_turns
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.batches import StaticShape
-from mlbert.host.provenance import shipped
+from mlbert.config.flops import BatchWork, training_flops
+from mlbert.host.native import NativeUnavailable
+from mlbert.host.provenance import shipped, tree_root
+from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops
+from mlbert.ops import cublaslt, proof
+from mlbert.ops import forms as registry
+from mlbert.programs.bench.expert import Choice, expert_side
 from mlbert.programs.bench.sides import make_batch
 
 SEED = 1
-# Settings that the record tries in addition to the published ones.
-VARIANTS = (
-    ("CUDA_GRAPH_MODE", "none"),
-    ("FP8_FAST_ACCUMULATION", "forward"),
-    ("OPS", "fused"),
-    ("OPS", "fastest"),
-)
+FUSED = "bert fp8 fused"
+MEMCHECKED = ("fp8_product_gelu", "fp8_product_gelu_backward")
+COUNTED = ("product_kernel", "attention_forward_kernel")
+COUNT_SECONDS = 33
+MEMCHECK_SECONDS = 65
+ALGORITHM_SECONDS = 0.3
+ALGORITHM_PRODUCTS = 2  # of each precision
+OPPONENT_GROUPS = 2
+OPPONENT_SEQUENCES = 96
+OPPONENT_ATTENTION = ("sdpa", "flex_attention")
+DRY_OPPONENT_ATTENTION = ("sdpa", "eager")  # transformers compiles flex_attention for minutes
+GPU_TESTS = ("test_fp8.py", "test_graphs.py")
+FP8_OPERAND = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True)
@@ -42,315 +50,509 @@ class Scale:
     """The sizes of everything that is measured.
 
     Attributes:
-        config: shape of the model.
-        check_config: shape of the smaller model for checks.
-        compiled, checked, timed: sequences for compiling kernels,
-            for checks and for micro-benchmarks.
-        sizes: sequences of the ladder's steps.
-        packs: packs of the published step, a small and a large number.
-        op_seconds, step_seconds, record_seconds: measuring time of a row.
-        numel: size of a collective's tensors.
-        loss_packs, loss_steps: packs and number of the steps whose losses are compared.
+        bert, base, large: shapes; `base` and `large` are ModernBERT's.
+        layers: of the shapes that are only compiled.
+        packs: of BERT's step, a small and a large number.
+        base_tokens, large_tokens: of ModernBERT's steps.
+        lengths: of ModernBERT's sequences.
+        square: rows of the products that are the ceiling.
+        copied_bytes: of the copy that is the ceiling.
+        turn_seconds, ceiling_seconds, kernel_seconds: measuring times.
     """
 
-    config: BertConfig
-    check_config: BertConfig
-    compiled: int
-    checked: int
-    timed: int
-    sizes: Sizes
+    bert: BertConfig
+    base: BertConfig
+    large: BertConfig
+    layers: int
     packs: tuple[int, int]
-    op_seconds: float
-    step_seconds: float
-    record_seconds: float
-    numel: int
-    loss_packs: int
-    loss_steps: int
+    base_tokens: int
+    large_tokens: int
+    lengths: tuple[int, int]
+    square: int
+    copied_bytes: int
+    turn_seconds: float
+    ceiling_seconds: float
+    kernel_seconds: float
+
+
+def _shape(name: str, options: str | None = None) -> BertConfig:
+    return BertConfig.from_json(shipped("configs") / f"{name}.json").with_options(options)
 
 
 def full_scale() -> Scale:
-    """Return BERT-large with the sizes of training."""
-    large = BertConfig.from_json(shipped("configs") / "large.json")
-    two_layers = replace(large, num_hidden_layers=2)
+    """Return the published sizes."""
+    padded = "vocab_size_multiple=64"
     return Scale(
-        large,
-        two_layers,
-        8,
-        48,
-        448,
-        Sizes(448, 32, 96),
-        (48, 224),
-        0.3,
-        3.0,
-        20.0,
-        1 << 26,
-        8,
-        200,
+        bert=_shape("large"),
+        base=_shape("modernbert_base", padded),
+        large=_shape("modernbert_large", padded),
+        layers=4,
+        packs=(48, 224),
+        base_tokens=32_768,
+        large_tokens=16_384,
+        lengths=(1024, 8192),
+        square=8192,
+        copied_bytes=4 << 30,
+        turn_seconds=3.0,
+        ceiling_seconds=2.0,
+        kernel_seconds=0.2,
     )
 
 
 def tiny_scale() -> Scale:
-    """Return sizes for the rehearsal on a CPU, which take seconds even in Triton's interpreter."""
-    tiny = BertConfig(
-        vocab_size=1018,
-        hidden_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        intermediate_size=64,
-        max_position_embeddings=48,
+    """Return sizes for a dry run on a CPU."""
+    sizes = "hidden_size=64 num_attention_heads=1 intermediate_size=64 num_hidden_layers=2"
+    modern = _shape("modernbert_base", f"{sizes} vocab_size=512 local_attention=16")
+    bert = _shape("large", f"{sizes} vocab_size=1018 max_position_embeddings=48")
+    return Scale(
+        bert=bert,
+        base=modern,
+        large=modern,
+        layers=1,
+        packs=(1, 2),
+        base_tokens=128,
+        large_tokens=128,
+        lengths=(32, 64),
+        square=64,
+        copied_bytes=1 << 20,
+        turn_seconds=0.0,
+        ceiling_seconds=0.0,
+        kernel_seconds=0.0,
     )
-    return Scale(tiny, tiny, 1, 2, 2, Sizes(2, 1, 1), (1, 2), 0.0, 0.0, 0.0, 16, 1, 2)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """The device, sizes and files of a part.
+    """What a part works with.
 
     Attributes:
-        rows: the rows of this process.
+        rows: rows of this part.
         scale: sizes.
-        device: where to compute.
-        share: name of this process's share of the part.
-        work: folder of this run's rows; the folders of the other runs are next to it.
+        device: where to compute; a CPU in a dry run.
+        work: folder for files that are not results.
+        out: folder of the results.
+        first: file with the rows of the first call, for the second one.
+        command: returns the command that runs another part of this call.
     """
 
     rows: Rows
     scale: Scale
     device: torch.device
-    share: str
     work: Path
+    out: Path
+    first: Path
+    command: Callable[[str], list[str]]
 
     @property
-    def rehearses(self) -> bool:
+    def is_dry(self) -> bool:
+        """True without a GPU."""
         return self.device.type != "cuda"
 
     @property
-    def shape(self) -> BertConfig | None:
-        """The published step's shape, or None for the published one."""
-        return self.scale.config if self.rehearses else None
+    def opponent_attention(self) -> tuple[str, ...]:
+        """transformers' attention implementations, the safest one first."""
+        return DRY_OPPONENT_ATTENTION if self.is_dry else OPPONENT_ATTENTION
 
-    def cases(self, sequences: int) -> OpCases:
-        batch = make_batch(self.scale.config, sequences, None, SEED).to(self.device)
-        return OpCases(self.scale.config, batch, torch.bfloat16)
-
-    def published(
-        self, precision: str, packs: int, shape: BertConfig | None, **changes: str
-    ) -> published_step.PublishedStep:
-        """Return the published step with this number of packs, shape and changed settings."""
+    def bert(
+        self,
+        name: str,
+        precision: str,
+        packs: int,
+        shape: BertConfig,
+        baseline: str | None = None,
+        opponent: str | None = None,
+        **changes: str,
+    ) -> TimedSide:
+        """Return the step of the published configuration with changed settings."""
+        if self.is_dry and changes.get("OPS") == "fused":
+            changes["OPS"] = "plain"  # the kernel needs Hopper
         settings = {"BATCHSIZE": str(packs), **changes}
-        resolved = published_step.configured(precision, self.work, settings, shape)
-        return published_step.PublishedStep(resolved, self.device)
-
-    def two_layers(self, precision: str) -> published_step.PublishedStep:
-        """Return the published step with two layers and without a graph."""
-        return self.published(
-            precision, self.scale.packs[0], self.scale.check_config, CUDA_GRAPH_MODE="none"
+        changed = None if shape == full_scale().bert else shape
+        resolved = published_step.configured(precision, self.work, settings, changed)
+        remarks: list[str] = []
+        published = published_step.PublishedStep(resolved, self.device, remarks.append)
+        batch = published.batch
+        return TimedSide(
+            name=name,
+            step=published.step,
+            units=batch.num_samples,
+            unit="sequences",
+            flops=training_flops(published.config, BatchWork.of(batch)),
+            precision=precision,
+            baseline=baseline,
+            opponent=opponent,
+            remarks=tuple(remarks),
         )
 
-    def speed(self, precision: str, packs: int, seconds: float, **changes: str) -> Measurement:
-        """Return the measurement of the published step's speed."""
-        return partial(
-            published_step.measure_largest,
-            precision,
-            packs,
-            self.work,
-            self.device,
-            seconds,
-            self.shape,
-            changes,
+    def modernbert(
+        self, size: str, length: int, precision: str, layers: int | None = None
+    ) -> TimedSide:
+        """Return our ModernBERT step; ``layers`` other than the model's if given."""
+        scale = self.scale
+        config = scale.base if size == "base" else scale.large
+        tokens = scale.base_tokens if size == "base" else scale.large_tokens
+        if layers is not None:
+            config = replace(config, num_hidden_layers=layers)
+        name = f"modernbert {size} {length} {precision}"
+        batch = modernbert.full_batch(config, length, tokens)
+        return modernbert.our_side(name, config, batch, precision, self.device)
+
+
+def measure_ceilings(bench: Bench) -> None:
+    """Measure a copy and large products for seconds each, with energy."""
+    bench.rows.append("facts", environment_facts(bench.device))
+    report = external.run(["nvidia-smi", "-q"], 5.0, {})
+    print(report if isinstance(report, str) else report.stdout, flush=True)
+    scale = bench.scale
+    device = bench.device
+    source = torch.empty(scale.copied_bytes, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    copied = partial(_ceiling, bench, lambda: target.copy_(source))
+    row = bench.rows.measure("copy", copied)
+    if "ms" in row:
+        bench.rows.append("copy rate", {"tb_per_second": 2e-9 * scale.copied_bytes / row["ms"]})
+    left = torch.randn(scale.square, scale.square, device=device)
+    wide = left.bfloat16()
+    small = left.to(FP8_OPERAND)
+    one = torch.ones((), device=device)
+
+    def product_fp8() -> torch.Tensor:
+        return torch._scaled_mm(
+            small,
+            small.t(),
+            one,
+            one,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=not bench.is_dry,
         )
 
+    products = {"bf16": lambda: torch.mm(wide, wide), "fp8": product_fp8}
+    for precision, call in products.items():
 
-def compile_kernels(bench: Bench) -> None:
-    """Run a share of the ops and steps once with small sizes, to fill Triton's cache;
-    one share runs nvcc.
+        def measured(call: Callable[[], object] = call) -> dict[str, Any]:
+            found = _ceiling(bench, call)
+            return {**found, "tflops": 2e-9 * scale.square**3 / found["ms"]}
 
-    A failure here is reported again by the part that checks the op.
-    """
-    if bench.share == "fmha":
-        bench.rows.measure("csrc/fmha", external.build_fmha)
-        return
-    first, count = map(int, bench.share.split("-of-"))
-    bench.rows.measure_all(
-        (name, partial(_compiled, call)) for name, call in compile_calls(bench)[first::count]
-    )
+        bench.rows.measure(f"product {precision}", measured)
 
 
-def _compiled(call: Callable[[], object]) -> dict[str, Any]:
-    call()
+def _ceiling(bench: Bench, call: Callable[[], object]) -> dict[str, Any]:
+    side = TimedSide("ceiling", call, 1, "calls", 0.0, "")
+    found = measure_turn(side, 0, bench.scale.ceiling_seconds, bench.device)
+    return {name: found[name] for name in ("ms", "watts", "power", "steps")}
+
+
+def compile_bert(bench: Bench) -> None:
+    """Compile and prove the kernels of BERT's steps, with few layers."""
+    shape = replace(bench.scale.bert, num_hidden_layers=bench.scale.layers)
+    for precision in published_step.CONFIGS:
+        make = partial(bench.bert, "", precision, bench.scale.packs[0], shape)
+        bench.rows.measure(precision, partial(_once, bench, make))
+
+
+def compile_fused(bench: Bench) -> None:
+    """Compile and prove the fused products."""
+    shape = replace(bench.scale.bert, num_hidden_layers=bench.scale.layers)
+    make = partial(bench.bert, "", "fp8", bench.scale.packs[0], shape, OPS="fused")
+    bench.rows.measure("fused", partial(_once, bench, make))
+
+
+def compile_modernbert(bench: Bench) -> None:
+    """Compile and prove the kernels of ModernBERT's steps, with few layers."""
+    for precision in published_step.CONFIGS:
+        length = bench.scale.lengths[0]
+        make = partial(bench.modernbert, "base", length, precision, max(2, bench.scale.layers))
+        bench.rows.measure(precision, partial(_once, bench, make))
+
+
+def compile_opponent_bert(bench: Bench) -> None:
+    """Let torch compile a layer of transformers' BERT, and keep what it compiled."""
+    shape = replace(bench.scale.bert, num_hidden_layers=bench.scale.layers)
+    make = partial(_their_bert, bench, shape)
+    bench.rows.measure("layer", partial(_once, bench, make))
+    _save_compiled(bench, "opponent-bert.cache")
+
+
+def compile_opponent_modernbert(bench: Bench) -> None:
+    """Let torch compile the kinds of layers of transformers' ModernBERT, and keep the result."""
+    layers = max(2, bench.scale.layers)
+    shape = replace(bench.scale.base, num_hidden_layers=layers)
+    for attention in bench.opponent_attention:
+        make = partial(_their_modernbert, bench, shape, attention)
+        bench.rows.measure(attention, partial(_once, bench, make))
+    _save_compiled(bench, "opponent-modernbert.cache")
+
+
+def _once(bench: Bench, make: Make) -> dict[str, Any]:
+    make().step()
+    synchronize(bench.device)
     return {}
 
 
-def compile_calls(bench: Bench) -> list[tuple[str, Callable[[], object]]]:
-    """Return (name, call) of steps in all precisions and of all checks, the longest first."""
-    config = bench.scale.check_config
+def _save_compiled(bench: Bench, name: str) -> None:
+    """Write what torch has compiled, to be copied into the next visit's --out."""
+    if not bench.is_dry and (found := torch.compiler.save_cache_artifacts()) is not None:
+        (bench.out / name).write_bytes(found[0])
+
+
+def _load_compiled(bench: Bench, name: str) -> None:
+    path = bench.out / name
+    if not bench.is_dry and path.exists():
+        torch.compiler.load_cache_artifacts(path.read_bytes())
+
+
+def check_memory(bench: Bench) -> None:
+    """Run the new kernels under compute-sanitizer."""
+    command = bench.command("memchecked")
+    bench.rows.measure("fused products", partial(external.sanitize, command, MEMCHECK_SECONDS))
+
+
+def run_memchecked(bench: Bench) -> None:
+    """Run the kernels that compute-sanitizer watches."""
+    for op in MEMCHECKED:
+        if "fused" in registry.available(bench.device)[op]:
+            print(op, proof.check(op, "fused", bench.device, torch.bfloat16), flush=True)
+
+
+def turns_of_bert(bench: Bench) -> None:
+    """Measure BERT-large's steps in turns."""
+    packs = bench.scale.packs[0]
+    shape = bench.scale.bert
+    plain = "bert fp8 auto"
+    makes: dict[str, Make] = {
+        plain: partial(bench.bert, plain, "fp8", packs, shape),
+        FUSED: partial(bench.bert, FUSED, "fp8", packs, shape, baseline=plain, OPS="fused"),
+        "bert bf16 auto": partial(bench.bert, "bert bf16 auto", "bf16", packs, shape),
+    }
+    take_turns(bench.rows, makes, bench.scale.turn_seconds, bench.device)
+
+
+def turns_of_modernbert(bench: Bench) -> None:
+    """Measure ModernBERT-base's steps in turns."""
+    makes: dict[str, Make] = {}
+    for length in bench.scale.lengths:
+        for precision in ("bf16", "fp8"):
+            name = f"modernbert base {length} {precision}"
+            makes[name] = partial(bench.modernbert, "base", length, precision)
+    take_turns(bench.rows, makes, bench.scale.turn_seconds, bench.device)
+
+
+def turns_of_large(bench: Bench) -> None:
+    """Measure ModernBERT-large's steps in turns."""
+    short, long = bench.scale.lengths
+    makes: dict[str, Make] = {}
+    for length, precision in ((short, "bf16"), (short, "fp8"), (long, "bf16")):
+        name = f"modernbert large {length} {precision}"
+        makes[name] = partial(bench.modernbert, "large", length, precision)
+    take_turns(bench.rows, makes, bench.scale.turn_seconds, bench.device)
+
+
+def turns_of_winners(bench: Bench) -> None:
+    """Measure what the first call has adopted, with few and with many packs."""
+    changes: dict[str, str] = {}
+    if adopted(read_rows(bench.first)).get(FUSED):
+        changes["OPS"] = "fused"
+    few, many = bench.scale.packs
+    # Those with many packs leave no memory for another side.
+    for group in ((("fp8", few), ("bf16", few)), (("fp8", many),)):
+        makes: dict[str, Make] = {}
+        for precision, packs in group:
+            name = f"bert {precision} adopted, {packs} packs"
+            own = changes if precision == "fp8" else {}
+            makes[name] = partial(bench.bert, name, precision, packs, bench.scale.bert, **own)
+        take_turns(bench.rows, makes, bench.scale.turn_seconds, bench.device)
+
+
+def time_kernels(bench: Bench) -> None:
+    """Time single kernels in graphs, and cublasLt's algorithms with their energy."""
+    scale = bench.scale
     device = bench.device
-    host = make_batch(config, bench.scale.compiled, None, SEED)
-    ladder = Ladder(config, device, torch.bfloat16, Sizes(*(3 * [bench.scale.compiled])), 0.0, SEED)
-    best = rungs(device, ladder.sizes)[-1]
-
-    def step(rung: Rung) -> object:
-        return ladder.side(rung, host).step()
-
-    calls: list[tuple[str, Callable[[], object]]]
-    calls = [(rung.name, partial(step, rung)) for rung in (*fp8_rungs(device, best), best)]
-    shape = StaticShape.over([host])
-    filled = shape.allocate(device)
-    shape.write(host, filled)
-    # Triton compiles some kernels separately for numbers of tokens that are divisible by 16,
-    # so use one of each kind.
-    for name, batch in {"": host.to(device), ", filled": filled}.items():
-        checks = check_rows(config, OpCases(config, batch, torch.bfloat16))
-        calls += [(f"{check}{name}", row) for check, row in checks]
-    return calls
-
-
-def measure_smoke(bench: Bench) -> None:
-    """Measure the published step, FP8 first: with the packs of one GPU in a run on eight,
-    then with more.
-    """
-    for packs in bench.scale.packs:
-        for precision in published_step.CONFIGS:
-            row = bench.speed(precision, packs, bench.scale.step_seconds)
-            bench.rows.measure(f"{precision}, {packs} packs", row)
-
-
-def measure_record(bench: Bench) -> None:
-    """Measure the published step for longer, and with one setting changed at a time."""
-    small, large = bench.scale.packs
-    for packs in (large, small):
-        for precision in published_step.CONFIGS:
-            row = bench.speed(precision, packs, bench.scale.record_seconds)
-            bench.rows.measure(f"{precision}, {packs} packs", row)
-    for name, value in VARIANTS:
-        variant = {name: value}
-        row = bench.speed("fp8", small, bench.scale.step_seconds, **variant)
-        bench.rows.measure(f"fp8, {small} packs, {name}={value}", row)
-
-
-def compare_losses(bench: Bench) -> None:
-    """Record the losses of the same steps in bfloat16, in FP8,
-    and in FP8 with exact accumulation in gradients.
-    """
-
-    def losses(precision: str, **changes: str) -> dict[str, Any]:
-        step = bench.published(precision, bench.scale.loss_packs, bench.shape, **changes)
-        found = step.losses(bench.scale.loss_steps)
-        return {"losses": found[::10], "mean_of_last_20": sum(found[-20:]) / len(found[-20:])}
-
-    bench.rows.measure("bf16", partial(losses, "bf16"))
-    bench.rows.measure("fp8", partial(losses, "fp8"))
-    bench.rows.measure(
-        "fp8, exact gradients", partial(losses, "fp8", FP8_FAST_ACCUMULATION="forward")
-    )
-
-
-def check_ops(bench: Bench) -> None:
-    """Check every implementation against its plain reference;
-    then run the checks under compute-sanitizer.
-    """
-    bench.rows.measure_all(check_rows(bench.scale.check_config, bench.cases(bench.scale.checked)))
-    bench.rows.measure("compute-sanitizer", lambda: external.sanitize(bench.work, bench.rehearses))
-
-
-def time_ops(bench: Bench) -> None:
-    """Time the step's matrix products in each precision, then all implementations of all ops."""
+    makes: list[Callable[[], dict[str, Callable[[], object]]]] = [
+        partial(kernels.product_calls, scale.bert, scale.base_tokens, device),
+        partial(kernels.gate_calls, scale.base, scale.base_tokens, device),
+    ]
+    for length in scale.lengths:
+        attention = partial(kernels.attention_calls, scale.base, length, scale.base_tokens, device)
+        makes.append(attention)
+    for make in makes:
+        for name, call in make().items():
+            timing = partial(kernels.timed, call, device, scale.kernel_seconds)
+            bench.rows.measure(name, timing)
     for precision in published_step.CONFIGS:
-        bench.rows.measure_all(gemm.rows(partial(bench.two_layers, precision)))
-    bench.rows.measure_all(
-        speed_rows(bench.scale.config, bench.cases(bench.scale.timed), bench.scale.op_seconds)
-    )
+        _time_algorithms(bench, precision)
 
 
-def profile_replays(bench: Bench) -> None:
-    """Profile the replay of the published step's graph in each precision."""
-
-    def profiled(precision: str) -> dict[str, Any]:
-        return profile_step(
-            bench.published(precision, bench.scale.packs[0], bench.shape), torch.bfloat16
-        )
-
-    bench.rows.measure_all(
-        (f"replay in {name}", partial(profiled, name)) for name in published_step.CONFIGS
-    )
-
-
-def train(bench: Bench) -> None:
-    """Run ``mlbert train`` from start to end."""
-    if bench.rehearses:
-        run = EndToEnd(bench.scale.config, bench.work, 2, 1, 600.0, "none")
-    else:
-        run = EndToEnd(bench.scale.check_config, bench.work, bench.scale.packs[0], 16)
-    bench.rows.measure_all(run.rows())
+def _time_algorithms(bench: Bench, precision: str) -> None:
+    try:
+        library = cublaslt.library()
+    except NativeUnavailable as error:
+        bench.rows.append(f"cublasLt {precision}", {"skipped": str(error)})
+        return
+    scale = bench.scale
+    shape = replace(scale.bert, num_hidden_layers=min(2, scale.bert.num_hidden_layers))
+    settings = {"BATCHSIZE": str(scale.packs[0]), "CUDA_GRAPH_MODE": "none"}
+    resolved = published_step.configured(precision, bench.work, settings, shape)
+    published = published_step.PublishedStep(resolved, bench.device)
+    problems = gemm.largest_of(gemm.products_of(published), ALGORITHM_PRODUCTS)
+    seconds = 0.0 if bench.is_dry else ALGORITHM_SECONDS
+    for problem in problems:
+        timing = partial(gemm.measure, library, problem, bench.device, seconds)
+        bench.rows.measure(f"GEMM {gemm.name_of(problem)}", timing)
 
 
 def read_counters(bench: Bench) -> None:
-    """Read ncu's counters of the kernels that took the most time in the profiled replays."""
-    for kernel in external.costliest(read_rows(bench.work.with_name("run1"), "profile")):
-        bench.rows.measure(
-            kernel, partial(external.count_kernel, kernel, bench.work, bench.rehearses)
-        )
+    """Read ncu's counters of the first launch of two kernels."""
+    command = bench.command("counted")
+    counting = partial(external.count_kernels, COUNTED, command, COUNT_SECONDS)
+    bench.rows.measure("ncu", counting)
 
 
-def check_collectives(bench: Bench) -> None:
-    """Check and time collectives in a group of one rank."""
-    with collectives.one_rank(bench.device):
-        bench.rows.measure_all(
-            collectives.rows(bench.device, bench.scale.numel, bench.scale.op_seconds)
-        )
+def run_counted(bench: Bench) -> None:
+    """Run a step under ncu, which counts only the step, not the proofs before it."""
+    shape = replace(bench.scale.bert, num_hidden_layers=1)
+    settings = {"OPS": "fused", "CUDA_GRAPH_MODE": "none"}
+    side = bench.bert("", "fp8", bench.scale.packs[0], shape, **settings)
+    with nullcontext() if bench.is_dry else torch.cuda.profiler.profile():
+        side.step()
 
 
-def climb_ladder(bench: Bench) -> None:
-    """Measure the ladder and Hugging Face's step."""
-    scale = bench.scale
-    ladder = Ladder(
-        scale.config, bench.device, torch.bfloat16, scale.sizes, scale.step_seconds, SEED
-    )
-    bench.rows.measure_all(ladder.rows())
-
-
-def run_counted_step(bench: Bench) -> None:
-    """Run a step under ncu, which counts only the step itself,
-    not the proofs and the warm-up before it.
-    """
-    published = bench.two_layers("fp8")
-    with nullcontext() if bench.rehearses else torch.cuda.profiler.profile():
-        published.step()
-
-
-def run_sanitized_checks(bench: Bench) -> None:
-    """Run the checks under compute-sanitizer."""
-    for name, row in check_rows(bench.scale.check_config, bench.cases(bench.scale.compiled)):
-        print(name, row(), flush=True)
-
-
-def run_part(part: str, share: str, path: Path, device: torch.device) -> None:
-    """Measure one part, or a share of it, into ``path``, after the rows it already has;
-    with small sizes on a CPU.
-
-    Raises:
-        gpu_check.rows.DeviceLost: this process can measure no further rows;
-            a new process can continue.
-    """
-    scale = full_scale() if device.type == "cuda" else tiny_scale()
-    if device.type != "cuda":
-        torch.set_num_threads(1)
-    ops.select("auto", device)
-    torch.manual_seed(SEED)
-    rows = Rows(path, device, environment_facts(device))
-    measurements: dict[str, Callable[[Bench], None]] = {
-        "compile": compile_kernels,
-        "smoke": measure_smoke,
-        "checks": check_ops,
-        "ops": time_ops,
-        "profile": profile_replays,
-        "train": train,
-        "counters": read_counters,
-        "nccl": check_collectives,
-        "step": climb_ladder,
-        "record": measure_record,
-        "losses": compare_losses,
-        "counted": run_counted_step,  # started by ncu
-        "sanitized": run_sanitized_checks,  # started by compute-sanitizer
+def oppose_bert(bench: Bench) -> None:
+    """Measure our BERT step and transformers' in turns."""
+    _load_compiled(bench, "opponent-bert.cache")
+    packs = bench.scale.packs[0]
+    shape = bench.scale.bert
+    theirs = "transformers bert"
+    ours = "bert bf16, next to transformers"
+    makes: dict[str, Make] = {
+        ours: partial(bench.bert, ours, "bf16", packs, shape, opponent=theirs),
+        theirs: partial(_their_bert, bench, shape),
     }
-    measurements[part](Bench(rows, scale, device, share, path.parent))
+    take_turns(bench.rows, makes, bench.scale.turn_seconds, bench.device)
+
+
+def oppose_modernbert(bench: Bench) -> None:
+    """Measure our ModernBERT step and transformers' in turns."""
+    _load_compiled(bench, "opponent-modernbert.cache")
+    scale = bench.scale
+    batch = modernbert.full_batch(scale.base, scale.lengths[0], scale.base_tokens)
+    ours = "modernbert base bf16, next to transformers"
+    opponents = "transformers modernbert"
+    first, *others = bench.opponent_attention
+    makes: dict[str, Make] = {
+        ours: partial(
+            modernbert.our_side, ours, scale.base, batch, "bf16", bench.device, opponents
+        ),
+        f"{opponents} {first}": partial(_their_modernbert, bench, scale.base, first),
+    }
+    take_turns(bench.rows, makes, scale.turn_seconds, bench.device)
+    # The others may compile for too long, so they come last.
+    for kind in others:
+        make = partial(_their_modernbert, bench, scale.base, kind)
+        take_turns(bench.rows, {f"{opponents} {kind}": make}, scale.turn_seconds, bench.device)
+
+
+def _their_bert(bench: Bench, shape: BertConfig) -> TimedSide:
+    number = 2 if bench.is_dry else OPPONENT_SEQUENCES
+    batch = make_batch(shape, number, None, SEED)
+    start = BertForPreTraining(shape, torch.bfloat16)
+    start.initialize(SEED)
+    start.to(bench.device)
+    choice = Choice(OPPONENT_GROUPS, "sdpa", compiled=not bench.is_dry)
+    side = expert_side(shape, batch, torch.bfloat16, start, choice)
+    return TimedSide(
+        name="transformers bert",
+        step=side.step,
+        units=batch.num_samples,
+        unit="sequences",
+        flops=training_flops(shape, BatchWork.of(batch)),
+        precision="bf16",
+    )
+
+
+def _their_modernbert(bench: Bench, shape: BertConfig, attention: str) -> TimedSide:
+    batch = modernbert.full_batch(shape, bench.scale.lengths[0], bench.scale.base_tokens)
+    name = f"transformers modernbert {attention}"
+    is_compiled = not bench.is_dry
+    return modernbert.their_side(name, shape, batch, attention, bench.device, is_compiled)
+
+
+def profile_replays(bench: Bench) -> None:
+    """Profile one replay of BERT's and ModernBERT's steps."""
+    makes: dict[str, Make] = {
+        "bert fp8": partial(bench.bert, "bert fp8", "fp8", bench.scale.packs[0], bench.scale.bert),
+        "modernbert bf16": partial(bench.modernbert, "base", bench.scale.lengths[0], "bf16"),
+    }
+    for name, make in makes.items():
+
+        def profiled(make: Make = make) -> dict[str, Any]:
+            return profile_step(make().step, bench.device)
+
+        bench.rows.measure(name, profiled)
+
+
+def run_tests(bench: Bench) -> None:
+    """Run the GPU's tests of FP8 and of graphs; each outcome is a row."""
+    import pytest
+
+    class Recorder:
+        """Appends a row for each test."""
+
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.when != "call" and report.passed:
+                return
+            row: dict[str, Any] = {"outcome": report.outcome}
+            if report.failed:
+                row["error"] = report.longreprtext
+            bench.rows.append(report.nodeid, row)
+
+    folder = tree_root() / "tests" / "gpu"
+    files = [str(folder / name) for name in GPU_TESTS]
+    options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--rootdir={tree_root()}"]
+    pytest.main([*files, *options], plugins=[Recorder()])
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "ceilings": measure_ceilings,
+    "compile-bert": compile_bert,
+    "compile-fused": compile_fused,
+    "compile-modernbert": compile_modernbert,
+    "compile-opponent-bert": compile_opponent_bert,
+    "compile-opponent-modernbert": compile_opponent_modernbert,
+    "memcheck": check_memory,
+    "memchecked": run_memchecked,  # started by compute-sanitizer
+    "turns-bert": turns_of_bert,
+    "turns-modernbert": turns_of_modernbert,
+    "kernels": time_kernels,
+    "counters": read_counters,
+    "counted": run_counted,  # started by ncu
+    "opponent-bert": oppose_bert,
+    "opponent-modernbert": oppose_modernbert,
+    "winners": turns_of_winners,
+    "large": turns_of_large,
+    "profile": profile_replays,
+    "tests": run_tests,
+}
+
+
+def run_part(
+    part: str, call: int, work: Path, out: Path, first: Path, device: torch.device
+) -> None:
+    """Run one part in this process."""
+    is_dry = device.type != "cuda"
+    ops.select("auto", device)
+
+    def command(other: str) -> list[str]:
+        words = [sys.executable, "-m", "gpu_check.main", "--part", other, "--call", str(call)]
+        words += ["--out", str(out), "--work", str(work), "--first", str(first)]
+        return [*words, "--dry-run"] if is_dry else words
+
+    bench = Bench(
+        rows=Rows(out / f"call{call}.jsonl", part),
+        scale=tiny_scale() if is_dry else full_scale(),
+        device=device,
+        work=work,
+        out=out,
+        first=first,
+        command=command,
+    )
+    PARTS[part](bench)

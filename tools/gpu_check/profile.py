@@ -1,5 +1,4 @@
-"""Profile a step: the time of kernels (CUDA) or operators (CPU) in a few groups,
-and the rates they reach.
+"""Profile a step: the time of kernels (CUDA) or operators (CPU) in a few groups.
 
 The profile is a trace exported by PyTorch's profiler. A kernel's group follows from its name, the
 only thing known of kernels that a graph launches.
@@ -12,17 +11,14 @@ import re
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gpu_check.hardware import rated, synchronize
-from gpu_check.op_cases import OpCases
-from gpu_check.op_speed import LAMB_BYTES
-from gpu_check.published_step import PublishedStep
-from mlbert.config.flops import BatchWork, training_flops
+from gpu_check.hardware import synchronize
 
 MOST_KERNELS = 20  # per profile
 GROUPS = (
@@ -87,80 +83,42 @@ def group_times(events: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def profile_step(published: PublishedStep, dtype: torch.dtype, steps: int = 2) -> dict[str, Any]:
+def profile_step(
+    step: Callable[[], object], device: torch.device, steps: int = 2
+) -> dict[str, Any]:
     """Profile some steps, or replays of their graph, after a step that is not profiled.
 
     Returns:
-        ``groups``: group -> seconds per step, share, rate and unit if the counts are known,
-            longest names;
+        ``groups``: group -> seconds per step, share, and the longest names;
         ``kernels``: name -> seconds per step of the longest kernels;
         ``kernel_seconds`` and ``step_seconds`` (host time, longer than usual because of profiling)
             per step.
     """
-    device = published.device
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    published.step()
+    step()
     synchronize(device)
     started = time.perf_counter()
     with profile(activities=activities) as traced:
         for _ in range(steps):
-            published.step()
+            step()
         synchronize(device)
     step_seconds = (time.perf_counter() - started) / steps
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         traced.export_chrome_trace(str(path))
         times = group_times(json.loads(path.read_text())["traceEvents"])
-    counts = step_counts(published, dtype)
     every = {name: seconds / steps for names in times.values() for name, seconds in names.items()}
     total = sum(every.values())
     groups = {}
     for group, names in times.items():
         seconds = sum(names.values()) / steps
-        row: dict[str, Any] = {"seconds": seconds, "share": seconds / total if total else 0.0}
-        if group in counts and seconds:
-            amount, unit = counts[group]
-            row |= rated(amount / seconds / 1e12, unit, device)
-        row["names"] = {name: value / steps for name, value in list(names.items())[:5]}
-        groups[group] = row
-    result = {
-        "sequences": published.batch.num_samples,
+        longest = {name: value / steps for name, value in list(names.items())[:5]}
+        share = seconds / total if total else 0.0
+        groups[group] = {"seconds": seconds, "share": share, "names": longest}
+    kernels = dict(sorted(every.items(), key=lambda item: -item[1])[:MOST_KERNELS])
+    return {
         "step_seconds": step_seconds,
         "kernel_seconds": total,
-    }
-    kernels = dict(sorted(every.items(), key=lambda item: -item[1])[:MOST_KERNELS])
-    return {**result, "groups": groups, "kernels": kernels}
-
-
-def step_counts(published: PublishedStep, dtype: torch.dtype) -> dict[str, tuple[float, str]]:
-    """Return the minimum FLOPs or bytes of a step and the unit of the rate,
-    by group with known counts.
-    """
-    batch = published.batch
-    config = published.config
-    layers = config.num_hidden_layers
-    cases = OpCases(config, batch.to(published.device), dtype)
-    work = BatchWork.of(batch)
-    attention = sum(cases.attention(0.1).cost.flops) * layers
-    # Model FLOPs count attention's backward pass as twice the forward pass.
-    products = (
-        training_flops(config, work) - 3 * 4.0 * work.squared_lengths * config.hidden_size * layers
-    )
-    # The last layer's two norms process only the rows that the heads read.
-    rows = 2 * (layers - 1) + 2 * (work.masked + work.sequences) / work.tokens
-    heads = (
-        sum(cases.layer_norm_dropout().cost.bytes) / work.tokens * work.masked * cases.element / 4
-    )
-    norm = (
-        rows * sum(cases.dropout_add_layer_norm().cost.bytes)
-        + sum(cases.layer_norm_dropout().cost.bytes)
-        + heads
-    )
-    return {
-        "attention": (attention, "TFLOP/s"),
-        "GEMM": (products, "TFLOP/s"),
-        "norm": (norm, "TB/s"),
-        "loss": (sum(cases.masked_cross_entropy().cost.bytes), "TB/s"),
-        "optimizer": ((LAMB_BYTES + 4.0) * published.flat.numel, "TB/s"),
-        "embedding": (sum(cases.embedding_sum().cost.bytes), "TB/s"),
+        "groups": groups,
+        "kernels": kernels,
     }

@@ -21,8 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_check.hardware import sampled_power
-from gpu_check.ladder import largest, timed_steps
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.resolution import Resolved
 from mlbert.data.batches import HostBatch
@@ -30,7 +28,6 @@ from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.capture import NoCapture
 from mlbert.distributed.world import World
 from mlbert.host.provenance import tree_root
-from mlbert.ops import forms as registry
 from mlbert.ops.config import ComputeConfig
 from mlbert.ops.cublaslt_tuning import tuned
 from mlbert.ops.proof import prove
@@ -49,7 +46,6 @@ CONFIGS = {
 # One GPU exchanges no weights, so none are rounded for it.
 CHANGES = {"SYNTH_DATA": "1", "INIT_CHECKPOINT": "none", "SEED": "1", "WEIGHTS_ALLGATHER": "fp32"}
 LEARNING_RATE = 1e-4
-WARM_UP_STEPS = 40
 SEQUENCES_A_PACK = 2
 
 
@@ -135,18 +131,6 @@ class PublishedStep:
             [self.batch], self.seed, next(self._steps), self._divisors, LEARNING_RATE
         ).loss_sum
 
-    def losses(self, count: int) -> list[float]:
-        """Train from the initial weights, each step on other sequences, and return the losses."""
-        found = []
-        for number in range(count):
-            batch = make_batch(self.config, self.batch.num_samples, None, self.seed + number)
-            divisors = self.method.objective.divisors(self.method.objective.counts(batch))
-            rate = LEARNING_RATE * min(1.0, (number + 1) / WARM_UP_STEPS)
-            found.append(
-                self.train_step([batch], self.seed, number, divisors, rate).loss_sum.clone()
-            )
-        return torch.stack(found).tolist()
-
     def _batch(self, packs: int) -> HostBatch:
         """Return as many sequences as fit into the packs, with lengths as in the training set."""
         shape = self.method.static_shape
@@ -155,43 +139,3 @@ class PublishedStep:
             if shape is None or shape.holds(batch):
                 break
         return replace(batch, data=batch.data.pin_memory()) if self.device.type == "cuda" else batch
-
-
-def measure(resolved: Resolved, device: torch.device, seconds: float) -> dict[str, Any]:
-    """Return the step's `timed_steps`, its settings,
-    and the GPU's power and clocks during the measurement.
-    """
-    published = PublishedStep(resolved, device)
-    compute = resolved.config[ComputeConfig]
-    with sampled_power() as power:
-        result = timed_steps(published.config, device, seconds, published.step, published.batch)
-    return {
-        **result,
-        "precision": compute.precision,
-        "accumulation": compute.fp8_fast_accumulation,
-        "graph": compute.cuda_graph_mode,
-        "forms": registry.selected(device),
-        "optimizer": published.method.optimizer.implementation,
-        "power": power,
-    }
-
-
-def measure_largest(
-    precision: str,
-    packs: int,
-    work: Path,
-    device: torch.device,
-    seconds: float,
-    shape: BertConfig | None,
-    changes: Mapping[str, str],
-) -> dict[str, Any]:
-    """Return the result of `measure`, halving the number of packs until it fits."""
-
-    def measured(count: int) -> dict[str, Any]:
-        return measure(
-            configured(precision, work, {"BATCHSIZE": str(count), **changes}, shape),
-            device,
-            seconds,
-        )
-
-    return largest(packs, device, measured)

@@ -1,89 +1,64 @@
-"""Measure rows one by one into a JSON file; a row that fails is recorded,
-and the next one still runs.
+"""Measure rows one by one, and append each to a file of JSON lines as soon as it is known.
 
-The file is written before and after each row and names the row that is running. If the process
-crashes or is killed, its rows are kept. When it is started again, it records the row that was
-running as failed and continues with the next.
+A row that fails is recorded with its error, and the next one still runs. Several processes may
+append to one file: a line is one write.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from gpu_check.hardware import synchronize
-from mlbert.host.files import write_atomically
-
-LOST = "the process ended in this row"
-
-Measurement = Callable[[], dict[str, Any]]
-Row = tuple[str, Measurement]  # name and measurement
-
-
-class DeviceLost(RuntimeError):
-    """The device no longer works in this process."""
+Row = dict[str, Any]
 
 
 class Rows:
-    """The rows of one file.
+    """The rows of one part.
 
     Args:
-        path: JSON file; rows that it already has are kept and not measured again.
-        device: checked after a row has failed.
-        facts: written first.
+        path: file of JSON lines, to which every part of a call appends.
+        part: name of the part, written into each row.
     """
 
-    def __init__(self, path: Path, device: torch.device, facts: Mapping[str, object]) -> None:
+    def __init__(self, path: Path, part: str) -> None:
         self.path = path
-        self.device = device
-        self.content: dict[str, Any] = (
-            json.loads(path.read_text()) if path.exists() else {**facts, "rows": {}}
-        )
-        if running := self.content.pop("running", None):
-            self.content["rows"][running] = {"error": LOST}
-        self._write()
+        self.part = part
 
-    def measure_all(self, rows: Iterable[Row]) -> None:
-        """Measure the rows in order. Raises as `measure`."""
-        for name, row in rows:
-            self.measure(name, row)
-
-    def measure(self, name: str, row: Measurement) -> None:
-        """Measure one row.
-
-        Raises:
-            DeviceLost: it failed, and this process can measure no further rows; a new process can.
-        """
-        if name in self.content["rows"]:
-            return
-        self.content["running"] = name
-        self._write()
-        started = time.perf_counter()
+    def measure(self, name: str, measurement: Callable[[], Row]) -> Row:
+        """Run a measurement, append its row, and return it."""
+        print(f"{self.part}: {name}", flush=True)
+        started = time.monotonic()
         try:
-            result = row()
+            found = measurement()
         except Exception:
-            result = {"error": traceback.format_exc()}
-        result["wall_seconds"] = round(time.perf_counter() - started, 3)
-        del self.content["running"]
-        self.content["rows"][name] = result
-        self._write()
-        if "error" in result:
-            self._check_device()
+            found = {"error": traceback.format_exc()}
+        found["wall_seconds"] = round(time.monotonic() - started, 2)
+        return self.append(name, found)
 
-    def _check_device(self) -> None:
+    def append(self, name: str, found: Row) -> Row:
+        """Append a row to the file, and return it."""
+        row = {"part": self.part, "row": name, **found}
+        line = json.dumps(row) + "\n"
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        return row
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a file in order; a last line that is cut off is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            synchronize(self.device)
-            torch.ones(1, device=self.device).sum().item()
-        except RuntimeError as error:
-            raise DeviceLost(str(error)) from error
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def _write(self) -> None:
-        write_atomically(self.path, json.dumps(self.content, indent=1) + "\n")
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows

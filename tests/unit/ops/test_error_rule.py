@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
+import op_checks
 from awkward_batches import awkward_batches, awkward_lengths
-from gpu_check import op_checks
-from gpu_check.op_cases import OpCases
 from mlbert.config.bert_config import BertConfig
 from mlbert.ops import forms as registry
 from mlbert.ops.comparison import MAX_DRAWS, MIN_DRAWS, ErrorRule, Verdict, draws_for
+from op_cases import OpCases
 
 EPS = torch.finfo(torch.float32).eps
 SHAPE = BertConfig(97, 64, 1, 1, 128, max_position_embeddings=96)

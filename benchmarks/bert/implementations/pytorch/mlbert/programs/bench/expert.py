@@ -39,7 +39,8 @@ class Choice:
     Attributes:
         groups: number of groups of sequences of similar length.
         attention: ``attn_implementation`` of transformers.
-        compiled: whether the model runs under ``torch.compile``.
+        compiled: whether each layer runs under ``torch.compile``, with one graph for each width of
+            the groups. Compiling the model as a whole takes several minutes.
     """
 
     groups: int
@@ -97,14 +98,16 @@ def expert_side(
     model = peer_model(config, start, choice.attention)
     groups = make_groups(batch, choice.groups, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
-    losses = torch.compile(_loss_sums, dynamic=True) if choice.compiled else _loss_sums
+    if choice.compiled:
+        for layer in model.bert.encoder.layer:
+            layer.compile(dynamic=False)
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
         total = 0.0
         for group in groups:
             with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
-                of_masked, of_pairs = losses(model, group)
+                of_masked, of_pairs = _loss_sums(model, group)
                 loss = of_masked / batch.num_masked + of_pairs / batch.num_samples
             loss.backward()
             total += float(loss.detach())

@@ -7,7 +7,7 @@ Legend: S sequences, T tokens, N heads, H head size, R rows, F columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_check.op_cases import Case, OpCases
-from gpu_check.rows import Row
 from mlbert.config.bert_config import BertConfig
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.models.bert import BertForPreTraining
@@ -26,6 +24,7 @@ from mlbert.ops.comparison import FLOOR_STEPS, MAX_RATIO, compare
 from mlbert.ops.dropout import dropout_scale, dropout_threshold
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
+from op_cases import Case, OpCases
 from reference_optimizers import ReferenceLamb
 
 LAMB_STEPS = 2
@@ -33,7 +32,9 @@ MAX_DEVIATIONS = 5.0  # allowed deviation of a dropout rate, in standard deviati
 E4M3_LARGEST = 448.0
 
 
-def check_rows(config: BertConfig, cases: OpCases) -> Iterator[Row]:
+def check_rows(
+    config: BertConfig, cases: OpCases
+) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """Yield the checks of all implementations but plain, then of LAMB and casts;
     each result has ``passed``.
     """

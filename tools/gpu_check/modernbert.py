@@ -1,0 +1,133 @@
+"""ModernBERT's training step on one device: ours, and transformers' compiled layer by layer.
+
+Every sequence has the full length, as after packing; 30 % of the tokens are masked. Both sides
+train in bfloat16 (ours also in FP8) on logits of masked tokens only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from bench_modernbert import peer_model
+from gpu_check.turns import TimedSide
+from mlbert.config.bert_config import BertConfig
+from mlbert.config.flops import BACKWARD_FACTOR, BatchWork, masked_lm
+from mlbert.data.batches import HostBatch
+from mlbert.data.formats.ragged import Ragged
+from mlbert.distributed.sharding import ShardLayout
+from mlbert.models.bert import BertForMaskedLM
+from mlbert.models.objectives import MaskedLM
+from mlbert.ops.precision import compute_dtype, fp8_products
+from mlbert.ops.proof import prove
+from mlbert.optim import optimizers
+from mlbert.optim.adamw import DecoupledStableAdamW
+from mlbert.optim.flat import FlatParameters
+from mlbert.programs.bench.sides import LEARNING_RATE, trained_side
+
+SEED = 1
+MASKED_SHARE = 0.3
+FIRST_WORD = 5
+ADAMW: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 1e-5}
+
+
+def full_batch(config: BertConfig, length: int, tokens: int) -> HostBatch:
+    """Return ``tokens // length`` random sequences of the full length."""
+    generator = np.random.default_rng(SEED)
+    masked = round(MASKED_SHARE * length)
+    rows = []
+    for _ in range(tokens // length):
+        words = generator.integers(FIRST_WORD, config.vocab_size, length)
+        places = np.sort(generator.choice(length, masked, replace=False))
+        rows.append((words.tolist(), length, False, places.tolist(), words[places].tolist()))
+    return HostBatch.of_sequences(Ragged.from_rows(rows), np.arange(len(rows)), length)
+
+
+def required_flops(config: BertConfig, batch: HostBatch) -> int:
+    """Return the FLOPs that the losses of a step require."""
+    work = BatchWork.of(batch, config.local_window)
+    return BACKWARD_FACTOR * masked_lm(config, work)
+
+
+def our_side(
+    name: str,
+    config: BertConfig,
+    batch: HostBatch,
+    precision: str,
+    device: torch.device,
+    opponent: str | None = None,
+) -> TimedSide:
+    """Return our step, as one graph on CUDA, after its ops have been proved."""
+    prove("auto", precision, config, device, lambda values: values, print)
+    dtype = compute_dtype(precision, device)
+    products = fp8_products(precision, device)
+    model = BertForMaskedLM(config, dtype, fp8_products=products)
+    model.initialize(SEED)
+    model.to(device)
+    flat = FlatParameters(model.ordered_parameters())
+    optimizer = DecoupledStableAdamW(
+        flat,
+        ShardLayout.whole(flat.numel),
+        base_lr=LEARNING_RATE,
+        max_grad_norm=None,
+        copy_dtype=optimizers.copy_dtype(precision, device),
+        **ADAMW,
+    )
+    is_cuda = device.type == "cuda"
+    side = trained_side(batch, model, SEED, optimizer, MaskedLM("step"), as_graph=is_cuda)
+    return TimedSide(
+        name=name,
+        step=side.step,
+        units=batch.num_tokens,
+        unit="tokens",
+        flops=required_flops(config, batch),
+        precision=precision,
+        opponent=opponent,
+    )
+
+
+def their_side(
+    name: str,
+    config: BertConfig,
+    batch: HostBatch,
+    attention: str,
+    device: torch.device,
+    compiled: bool = True,
+) -> TimedSide:
+    """Return transformers' step with fused AdamW, and each layer compiled for its one shape.
+
+    ``attention``: its ``attn_implementation``.
+    """
+    start = BertForMaskedLM(config, torch.bfloat16)
+    start.initialize(SEED)
+    model = peer_model(start, attention).to(device)
+    if compiled:
+        for layer in model.model.layers:
+            layer.compile(dynamic=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True, **ADAMW)
+    sequences = batch.num_samples
+    tokens = batch.to("cpu")
+    input_ids = tokens.input_ids.view(sequences, -1).to(device)
+    places = tokens.masked_positions.to(device)
+    labels = tokens.masked_labels.to(device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, torch.bfloat16):
+            hidden = model.model(input_ids=input_ids).last_hidden_state
+            logits = model.decoder(model.head(hidden.flatten(0, 1)[places]))
+            loss = F.cross_entropy(logits.float(), labels)
+        loss.backward()
+        optimizer.step()
+
+    return TimedSide(
+        name=name,
+        step=step,
+        units=batch.num_tokens,
+        unit="tokens",
+        flops=required_flops(config, batch),
+        precision="bf16",
+    )
