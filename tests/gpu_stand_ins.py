@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from emulated_cublaslt import Emulator
-from gpu_check import calls, parts
+from gpu_check import parts
 from mlbert.ops import cublaslt
 from mlbert.ops.config import FORMS
 
 FOLDER = Path(os.environ["EMULATED"])
 INJECTED = os.environ.get("INJECTED", "").split(",")
-HANG_SECONDS = 20
 
 cublaslt.use(Emulator(FOLDER / "libcublaslt.so").library)
 auto = FORMS["auto"]
@@ -42,7 +41,6 @@ def fail(*arguments: Any, **options: Any) -> Any:
 
 if "hang" in INJECTED:
     parts.PARTS["kernels"] = hang
-    calls.DRY_SECONDS = HANG_SECONDS
 if "crash" in INJECTED:
     parts.PARTS["turns-modernbert"] = crash
 if "error" in INJECTED:

@@ -36,7 +36,18 @@ from counted.access import bind_launch
 from mlbert.data.batches import HostBatch, StaticShape
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.ops.api import dropout_key
-from mlbert.ops.triton import cast, device, embedding, expand_batch, gelu, loss, norm, product
+from mlbert.ops.triton import (
+    cast,
+    device,
+    embedding,
+    expand_batch,
+    gate,
+    gelu,
+    loss,
+    norm,
+    product,
+    residual,
+)
 from mlbert.ops.triton.attention import attention
 from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import AdamW, StableAdamW
@@ -237,7 +248,7 @@ def _norm(
     device_key: bool = False,
 ) -> None:
     x = _tensor(tokens, hidden, dtype=dtype)
-    residual = _tensor(tokens, hidden, dtype=dtype)
+    added = _tensor(tokens, hidden, dtype=dtype)
     weight = _tensor(hidden)
     bias = _tensor(hidden)
     x_bias = _tensor(hidden)
@@ -247,11 +258,11 @@ def _norm(
     if quantized:
         scale, amax = torch.empty(2, device=_META)
         _, _, saved = norm.quantized_norm(
-            x, residual, weight, bias, eps, dropout, key, rows, x_bias, scale, amax
+            x, added, weight, bias, eps, dropout, key, rows, x_bias, scale, amax
         )
-        norm.quantized_norm_gradients(x, residual, saved, weight, dropout, key, rows, scale, amax)
+        norm.quantized_norm_gradients(x, added, saved, weight, dropout, key, rows, scale, amax)
         return
-    out = norm.dropout_add_layer_norm(x, residual, weight, bias, eps, dropout, key, rows, x_bias)
+    out = norm.dropout_add_layer_norm(x, added, weight, bias, eps, dropout, key, rows, x_bias)
     out.backward(torch.empty_like(x))
     out = norm.layer_norm_dropout(x, weight, bias, eps, dropout, key, rows)
     out.backward(torch.empty_like(x))
@@ -317,6 +328,19 @@ def _gelu(dtype: torch.dtype, tokens: int = 4096) -> None:
         gelu.gelu_backward(x, x, exact)
 
 
+def _gate(dtype: torch.dtype) -> None:
+    for exact in (False, True):
+        out = gate.gated_gelu(_tensor(4096, 2 * 1152, dtype=dtype), exact)
+        out.backward(torch.empty_like(out))
+
+
+def _residual(dtype: torch.dtype, device_key: bool = False) -> None:
+    x = _tensor(4096, 768, dtype=dtype)
+    rows = _tensor(4096, dtype=torch.int32)
+    out = residual.add_dropout(_tensor(4096, 768, dtype=dtype), x, 0.1, _key(device_key), rows)
+    out.backward(torch.empty_like(out))
+
+
 def _update(optimizer: type[CompiledOptimizer], *sizes: int) -> None:
     """Update parameters of these sizes; by default the last two elements are unaligned,
     as in BERT.
@@ -372,6 +396,8 @@ def cases() -> dict[str, Callable[[], None]]:
         "GELU bf16": lambda: _gelu(half),
         "GELU fp16": lambda: _gelu(torch.float16),
         "GELU one token": lambda: _gelu(half, tokens=1),
+        "GeGLU bf16": lambda: _gate(half),
+        "residual bf16 dropout": lambda: _residual(half, device_key=True),
         "norm one token": lambda: _norm(1024, half, 0.1, tokens=1),
         "loss one row": lambda: _loss(half, rows=1),
         "embedding one token": lambda: _embedding(half, tokens=1),

@@ -92,6 +92,8 @@ WATTS = 690.0
 MATRIX_RATE = {"bf16": 787e12, "fp8": 1517e12}
 
 _MODULES = {
+    "ops.triton.gate": GATES,
+    "ops.triton.residual": DROPOUT,
     "ops.triton.rotary": ROTATIONS,
     "ops.triton.norm": NORMS,
     "ops.triton.cast": CASTS,

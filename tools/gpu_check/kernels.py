@@ -13,7 +13,6 @@ from gpu_check.hardware import queued_seconds
 from mlbert.config.bert_config import BertConfig
 from mlbert.ops import api as ops
 from mlbert.ops import forms as registry
-from mlbert.ops import reference
 
 Call = Callable[[], object]
 
@@ -66,7 +65,7 @@ def gate_calls(config: BertConfig, tokens: int, device: torch.device) -> dict[st
     gradient = torch.randn(tokens, config.intermediate_size, device=device, dtype=torch.bfloat16)
 
     def train() -> None:
-        torch.autograd.grad(reference.gated_gelu(pre, True), pre, gradient)
+        torch.autograd.grad(ops.gated_gelu(pre, True), pre, gradient)
 
     return {"GeGLU both": train}
 

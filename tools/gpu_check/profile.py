@@ -46,7 +46,7 @@ _NAMES = (
         r"memcpy|memset|copy|expand_kernel|cat\b|CatArray|aten::(fill_|zero_|_to_copy|clone|contiguous)\b|FillFunctor",
         "copy",
     ),
-    (r"layer_?norm|norm_(forward|backward)_kernel|sum_partials_kernel", "norm"),
+    (r"layer_?norm|norm_(forward|backward)_kernel|sum_partials_kernel|add_dropout_kernel", "norm"),
     (r"(cast|gelu)_kernel", "cast"),
     (r"softmax|nll_loss|cross_?entropy|loss_(forward|sum|backward)_kernel", "loss"),
     (

@@ -104,7 +104,7 @@ def test_prediction_is_a_range_and_one_kernel_is_faster() -> None:
         launches[part] += 1
         moved[part] += operation.moved
     for part, least in WORKLOAD.fused_bytes.items():
-        assert least < moved[part]
+        assert least <= moved[part]
     fused = modernbert.fused_seconds(WORKLOAD, H200, MEASURED, low, launches)
     assert sum(fused.values()) < sum(low.values())
     speed = modernbert.speed(WORKLOAD, fused)

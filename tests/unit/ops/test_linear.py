@@ -142,3 +142,19 @@ def test_second_backward_raises(use_native):
     out.sum().backward(retain_graph=True)
     with pytest.raises(AssertionError, match="once"):
         out.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("kernels", "shape", "dtype"),
+    [
+        ("native", (37, 50), torch.float32),
+        *(("triton", shape, torch.bfloat16) for shape in ((1, 128), (37, 131), (70, 300), (0, 16))),
+        ("triton", (37, 131), torch.float32),
+    ],
+    indirect=["kernels"],
+)
+@pytest.mark.parametrize("exact", [True, False])
+def test_gated_gelu_error(kernels, shape, dtype, exact):
+    """Forward, and backward that computes GELU again from the input."""
+    tokens, columns = shape
+    check_errors("gated_gelu", lambda: [randn(tokens, 2 * columns), exact], dtype, [0])

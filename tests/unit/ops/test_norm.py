@@ -152,3 +152,33 @@ def test_invalid_arguments_raise(kernels):
     ):
         with pytest.raises(AssertionError):
             ops.dropout_add_layer_norm(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "shape", "dtype"),
+    [
+        ("native", (37, 50), torch.float32),
+        *(("triton", shape, torch.bfloat16) for shape in ((1, 128), (37, 131), (70, 300), (0, 16))),
+        ("triton", (37, 131), torch.float32),
+    ],
+    indirect=["kernels"],
+)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_residual_sum_with_dropout(kernels, shape, dtype, dropout):
+    """The mask is the plain one, bit for bit, in both passes."""
+    tokens, hidden = shape
+    key = 2**31 + 5
+    rows = dropout_rows(tokens)
+    check_errors(
+        "add_dropout",
+        lambda: [randn(*shape), randn(*shape), dropout, key, rows],
+        dtype,
+        [0, 1],
+    )
+    residual = torch.zeros(shape, dtype=dtype)
+    x = torch.ones(shape, dtype=dtype, requires_grad=True)
+    out = ops.add_dropout(residual, x, dropout, key, rows)
+    kept = keep_mask(key, rows, hidden, dropout)
+    assert torch.equal(out.detach() != 0, kept)
+    out.sum().backward()
+    assert torch.equal(x.grad != 0, kept)

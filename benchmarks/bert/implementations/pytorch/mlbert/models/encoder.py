@@ -584,7 +584,7 @@ def _sum(residual: Tensor, x: Tensor, part: Dense, mask: Mask) -> Hidden:
     bias = cast(Tensor | None, part.dense.bias)
     if bias is not None:
         x = x + bias.to(x.dtype)
-    total = residual + ops.apply_dropout(x, *mask)
+    total = ops.add_dropout(residual, x, *mask)
     return Hidden(total, total)
 
 

@@ -15,11 +15,17 @@ from mlbert.ops.forms import describe, select
 from mlbert.ops.linear import (
     feed_forward,
     gated_feed_forward,
+    gated_gelu,
     linear,
     linear_gelu,
     linear_qkv,
 )
 from mlbert.ops.loss import masked_cross_entropy
-from mlbert.ops.norm import dropout_add_layer_norm, dropout_add_layer_norm_twice, layer_norm_dropout
-from mlbert.ops.reference import apply_dropout, gated_gelu
+from mlbert.ops.norm import (
+    add_dropout,
+    dropout_add_layer_norm,
+    dropout_add_layer_norm_twice,
+    layer_norm_dropout,
+)
+from mlbert.ops.reference import apply_dropout
 from mlbert.ops.rotary import rotations

@@ -93,6 +93,12 @@ def gated_feed_forward(
     return registry.implementation("gated_feed_forward", x)(x, w1, w2, exact, dropout_p, key, rows)
 
 
+def gated_gelu(pre: Tensor, exact: bool) -> Tensor:
+    """Return gelu(a) * b, [T, F], for pre [T, 2 F] = (a, b); `exact` as in `linear_gelu`."""
+    result: Tensor = registry.implementation("gated_gelu", pre)(pre, exact)
+    return result
+
+
 def gelu(pre: Tensor, exact: bool) -> Tensor:
     """Return GELU of a contiguous [T, F], without autograd; `exact` as in `linear_gelu`."""
     return registry.implementation("gelu", pre)(pre, exact)
@@ -119,6 +125,9 @@ def _gelu_backward(d_out: Tensor, pre: Tensor, exact: bool) -> tuple[Tensor, Ten
     return d_pre, d_pre.sum(0, dtype=torch.float32)
 
 
+# The C kernels compute it inside of `gated_feed_forward`.
+for _name in ("plain", "native"):
+    registry.register("gated_gelu", _name)(reference.gated_gelu)
 registry.register("linear_qkv", "plain")(reference.linear_qkv)
 registry.register("gated_feed_forward", "plain")(reference.gated_feed_forward)
 
@@ -162,7 +171,7 @@ def _gated_of_linears(
     key: Key,
     rows: Tensor | None,
 ) -> Tensor:
-    inner = reference.gated_gelu(linear(x, w1), exact)
+    inner = gated_gelu(linear(x, w1), exact)
     return linear(reference.apply_dropout(inner, dropout_p, key, rows), w2)
 
 

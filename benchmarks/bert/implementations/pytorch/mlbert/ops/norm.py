@@ -80,6 +80,16 @@ def layer_norm_dropout(
     )
 
 
+def add_dropout(
+    residual: Tensor, x: Tensor, dropout_p: float, key: Key, rows: Tensor | None
+) -> Tensor:
+    """Return residual + dropout(x), [T, D]; arguments as in `dropout_add_layer_norm`."""
+    result: Tensor = registry.implementation("add_dropout", x)(residual, x, dropout_p, key, rows)
+    return result
+
+
+for _name in ("plain", "native"):
+    registry.register("add_dropout", _name)(reference.add_dropout)
 registry.register("layer_norm_dropout", "plain")(reference.layer_norm_dropout)
 
 

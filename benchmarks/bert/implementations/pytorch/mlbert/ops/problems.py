@@ -136,6 +136,8 @@ class Problems:
             "linear_gelu": Problem(self._linear_gelu, (0, 1, 2)),
             "feed_forward": Problem(self._feed_forward, (0, 1, 2, 3)),
             "gated_feed_forward": Problem(self._gated_feed_forward, (0, 1, 2)),
+            "gated_gelu": Problem(self._gated_gelu, (0,)),
+            "add_dropout": Problem(self._add_dropout, (0, 1)),
         }
 
     def variants(self) -> dict[str, tuple[Problem, ...]]:
@@ -259,6 +261,16 @@ class Problems:
         first_weight = self._random(draw, 2 * inner, hidden) * hidden**-0.5
         second_weight = self._random(draw, hidden, inner) * inner**-0.5
         return (x, first_weight, second_weight, True, 0.0, self._key, self._rows)
+
+    def _gated_gelu(self, draw: int) -> tuple[Any, ...]:
+        pre = self._random(draw, self._tokens, 2 * self._sizes.inner, dtype=None)
+        return (pre, True)
+
+    def _add_dropout(self, draw: int) -> tuple[Any, ...]:
+        hidden = self._sizes.hidden
+        residual = self._random(2 * draw, self._tokens, hidden, dtype=None)
+        x = self._random(2 * draw + 1, self._tokens, hidden, dtype=None)
+        return (residual, x, DROPOUT, self._key, self._rows)
 
     def _gelu(self) -> tuple[Any, ...]:
         x = self._random(1, self._tokens, self._sizes.inner, dtype=None)

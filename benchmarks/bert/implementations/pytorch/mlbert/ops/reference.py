@@ -47,6 +47,13 @@ def apply_dropout(x: Tensor, probability: float, key: Key, rows: Tensor | None) 
     )
 
 
+def add_dropout(
+    residual: Tensor, x: Tensor, dropout_p: float, key: Key, rows: Tensor | None
+) -> Tensor:
+    """Return residual + dropout(x)."""
+    return residual + apply_dropout(x, dropout_p, key, rows)
+
+
 def attention(
     qkv: Tensor,
     cu_seqlens: Tensor,

@@ -10,14 +10,27 @@ from mlbert.ops.triton import (
     cast,
     embedding,
     expand_batch,
+    gate,
     gelu,
     interpreter,
     loss,
     norm,
     product,
+    residual,
 )
 
-__all__ = ["attention", "cast", "embedding", "expand_batch", "gelu", "loss", "norm", "product"]
+__all__ = [
+    "attention",
+    "cast",
+    "embedding",
+    "expand_batch",
+    "gate",
+    "gelu",
+    "loss",
+    "norm",
+    "product",
+    "residual",
+]
 
 if knobs.runtime.interpret:
     interpreter.repair()
