@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gpu_check.hardware import Meter, queued_seconds, synchronize
+from gpu_check.hardware import Meter, synchronize
 from gpu_check.published_step import PublishedStep
 from mlbert.ops import cublaslt
 from mlbert.ops.cublaslt_library import APART, Library, MatmulProblem
@@ -86,9 +86,12 @@ def measure(
     meter = Meter(device)
 
     def timer(work: Callable[[], object]) -> list[float]:
-        once = queued_seconds(work, device, 0.0)
-        count = max(1, int(seconds / once))
+        work()
         synchronize(device)
+        started = time.perf_counter()
+        work()
+        synchronize(device)
+        count = max(1, int(seconds / max(time.perf_counter() - started, 1e-6)))
         joules = meter.joules()
         started = time.perf_counter()
         for _ in range(count):

@@ -21,6 +21,7 @@ from mlbert.data.formats.ragged import Ragged
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.objectives import MaskedLM
+from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import compute_dtype, fp8_products
 from mlbert.ops.proof import prove
 from mlbert.optim import optimizers
@@ -46,6 +47,22 @@ def full_batch(config: BertConfig, length: int, tokens: int) -> HostBatch:
     return HostBatch.of_sequences(Ragged.from_rows(rows), np.arange(len(rows)), length)
 
 
+@torch.no_grad()
+def random_model(
+    config: BertConfig, dtype: torch.dtype, products: Products | None, device: torch.device
+) -> BertForMaskedLM:
+    """Return a model with random weights, made on the device, which is fast."""
+    with device:
+        model = BertForMaskedLM(config, dtype, fp8_products=products)
+    torch.manual_seed(SEED)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(std=config.initializer_range)
+        else:
+            parameter.fill_(1.0 if name.endswith("LayerNorm.weight") else 0.0)
+    return model.to(device)
+
+
 def required_flops(config: BertConfig, batch: HostBatch) -> int:
     """Return the FLOPs that the losses of a step require."""
     work = BatchWork.of(batch, config.local_window)
@@ -64,9 +81,7 @@ def our_side(
     prove("auto", precision, config, device, lambda values: values, print)
     dtype = compute_dtype(precision, device)
     products = fp8_products(precision, device)
-    model = BertForMaskedLM(config, dtype, fp8_products=products)
-    model.initialize(SEED)
-    model.to(device)
+    model = random_model(config, dtype, products, device)
     flat = FlatParameters(model.ordered_parameters())
     optimizer = DecoupledStableAdamW(
         flat,
@@ -101,9 +116,10 @@ def their_side(
 
     ``attention``: its ``attn_implementation``.
     """
-    start = BertForMaskedLM(config, torch.bfloat16)
-    start.initialize(SEED)
-    model = peer_model(start, attention).to(device)
+    start = random_model(config, torch.bfloat16, None, device)
+    with device:
+        model = peer_model(start, attention)
+    model.to(device)
     if compiled:
         for layer in model.model.layers:
             layer.compile(dynamic=False)
