@@ -40,8 +40,8 @@ def fail(*arguments: Any, **options: Any) -> Any:
 
 
 if "hang" in INJECTED:
-    parts.PARTS["kernels"] = hang
+    parts.time_kernels = hang
 if "crash" in INJECTED:
-    parts.PARTS["turns-modernbert"] = crash
+    parts.turns_of_modernbert = crash
 if "error" in INJECTED:
     parts.expert_side = fail

@@ -16,13 +16,22 @@ import torch
 from emulated_cublaslt import compile_emulator
 from gpu_check import decisions, external
 from gpu_check import main as program
-from gpu_check.calls import CALLS, LIMITS, RESERVE, Stage
-from gpu_check.parts import PARTS
+from gpu_check.calls import CALLS, LIMITS, RESERVE
+from gpu_check.parts import parts_by_name
 from gpu_check.rows import Rows, read_rows
+from gpu_check.stage import Stage
 from programs import run_quietly, write_program
 
 TOOLS = Path(__file__).parents[1] / "assets" / "gpu_tools"
 MOST_FILES = 8
+# Milliseconds and joules of a variant in both halves, and the decision. The baseline has 100 and
+# 50, then 102 and 51.
+CASES = {
+    "faster and cheaper in both halves": ((98.0, 49.0), (100.0, 50.0), True),
+    "not by one percent in a half": ((98.0, 49.0), (101.5, 50.0), False),
+    "faster, but not cheaper": ((90.0, 50.0), (90.0, 51.0), False),
+    "a half is missing": ((90.0, 45.0), None, None),
+}
 
 
 def dry_run(
@@ -106,7 +115,7 @@ def test_every_call_fits_its_limit_by_construction() -> None:
     assert LIMITS == {1: 420, 2: 240}
     known = {part for stages in CALLS.values() for stage in stages for part in stage.parts}
     started_by_tools = {"memchecked", "counted"}
-    assert known | started_by_tools == set(PARTS)
+    assert known | started_by_tools == set(parts_by_name())
 
 
 def test_stage_stops_what_hangs_and_keeps_the_others(tmp_path: Path) -> None:
@@ -157,21 +166,14 @@ def turn(side: str, half: int, ms: float, joules: float, **more: Any) -> dict[st
     return found | {"joules_per_unit": joules, "per_second": 1e3 / ms, "unit": "steps"} | more
 
 
-BASE = [turn("a", 1, 100.0, 50.0), turn("a", 2, 102.0, 51.0)]
-CASES = {
-    "faster and cheaper in both halves": ((98.0, 49.0), (100.0, 50.0), True),
-    "not by one percent in a half": ((98.0, 49.0), (101.5, 50.0), False),
-    "faster, but not cheaper": ((90.0, 50.0), (90.0, 51.0), False),
-    "a half is missing": ((90.0, 45.0), None, None),
-}
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_variant_is_adopted_only_if_it_wins_twice(case: str) -> None:
     first, second, verdict = CASES[case]
-    rows = [*BASE, turn("b", 1, *first, baseline="a")]
-    if second:
-        rows.append(turn("b", 2, *second, baseline="a"))
+    rows = [turn("a", 1, 100.0, 50.0), turn("a", 2, 102.0, 51.0)]
+    for half, measured in ((1, first), (2, second)):
+        if measured:
+            ms, joules = measured
+            rows.append(turn("b", half, ms, joules, baseline="a"))
     assert decisions.adopted(rows) == {"b": verdict}
     line = decisions.decision_lines(rows)[0]
     start = {True: "adopt: b", False: "keep out: b", None: "not decided: b"}[verdict]

@@ -6,21 +6,7 @@ and the next one begins, so a call never takes longer than the sum, whatever han
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Parts that run at the same time.
-
-    Attributes:
-        seconds: after which they are stopped.
-        parts: names in `gpu_check.parts.PARTS`.
-    """
-
-    seconds: int
-    parts: tuple[str, ...]
-
+from gpu_check.stage import Stage
 
 # Seconds of each call, and of them for the start, the last rows and the decisions.
 LIMITS = {1: 420, 2: 240}

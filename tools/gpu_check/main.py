@@ -26,9 +26,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpu_check.calls import CALLS, DRY_SECONDS, LIMITS, RESERVE, Stage
+from gpu_check.calls import CALLS, DRY_SECONDS, LIMITS, RESERVE
 from gpu_check.decisions import adopted, decision_lines
 from gpu_check.rows import Rows, read_rows
+from gpu_check.stage import Stage
 from mlbert.host.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
