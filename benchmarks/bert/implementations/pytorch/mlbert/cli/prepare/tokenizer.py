@@ -28,7 +28,7 @@ from mlbert.host.errors import UserError
 
 MODERNBERT_SIZE = 50_368  # entries
 MODERNBERT_LENGTH = 8192  # tokens
-USUAL_SAMPLE = 200_000_000  # characters
+USUAL_SAMPLE = 100_000_000  # characters
 LEAST_SAMPLE = 20_000  # characters
 USUAL_WORDS = 500
 MOST_WORDS = 50_000
