@@ -15,6 +15,7 @@ from mlbert.data.formats.dynamic_masking import Masking
 from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.ragged import NARROW, WIDE, ids_dtype, offsets_of
 from mlbert.data.formats.streams import streams_of
+from mlbert.data.formats.tasks import TaskRows
 from mlbert.data.formats.token_shards import TokenShards, open_texts, vocabulary_sha256
 from mlbert.data.formats.tokenizer import (
     Tokenizer,
@@ -90,19 +91,13 @@ def test_the_ids_are_those_of_transformers(folder: Path, tmp_path: Path):
 
 
 def test_pairs_are_those_of_transformers(folder: Path):
-    class Rows:
-        texts = ([TEXTS[0], TEXTS[3]], [TEXTS[1], "a"])
-        labels = None
-        path = "rows.csv"
-
-        def __len__(self) -> int:
-            return 2
-
+    texts = ([TEXTS[0], TEXTS[3]], [TEXTS[1], "a"])
+    given = TaskRows(Path("rows.csv"), texts, None, (), "sha256:0")
     ours = load_tokenizer(folder)
     peer = transformers.AutoTokenizer.from_pretrained(folder)
-    rows = encode(Rows(), ours, 4096)
+    rows = encode(given, ours, 4096)
     for row in range(2):
-        expected = peer(Rows.texts[0][row], Rows.texts[1][row], return_token_type_ids=True)
+        expected = peer(texts[0][row], texts[1][row], return_token_type_ids=True)
         start, end = rows.offsets[row : row + 2]
         assert rows.tokens[start:end].tolist() == expected["input_ids"]
         segments = np.arange(end - start) >= rows.first_lengths[row]
