@@ -151,7 +151,8 @@ def _renamed(path: Path, other: str, name: str) -> str:
         )
     elif lines and lines[0].startswith("#"):
         lines[0] = f"# {name}, with the numbers of {other}/{path.name}.\n"
-    text = re.sub(rf"\b{re.escape(other)}\b(?!/config_)", name, "".join(lines))
+    # Not in a path to data, such as /data/modernbert, or to a config that is sourced.
+    text = re.sub(rf"(?<!/)\b{re.escape(other)}\b(?!/config_)", name, "".join(lines))
     return _PLATFORM.sub(rf"\1={name}", text)
 
 
