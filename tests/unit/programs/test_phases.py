@@ -122,7 +122,7 @@ def test_three_phases_each_from_the_checkpoint_of_the_one_before(
     assert "stage1 of tiny: 1,024 tokens; 4 rows of 32 tokens a step, from 2 over 102" in output
     assert BertConfig.from_json(short / "bert_config.json").rope_theta == 10_000.0
 
-    extend = ["--phase", "extend", "--from", short, "--length", 64, "--batch", 2]
+    extend = ["--phase", "extend", "--from", short, "--length", 64]
     output = pretrain(long, *extend, "--tokens", 4 * STEP)
     updates = read_summary(short)["steps"]
     assert f"starting from {newest(short)}, with its optimizer state" in output
@@ -135,7 +135,7 @@ def test_three_phases_each_from_the_checkpoint_of_the_one_before(
     assert read_metrics(long)[0]["loss"] < read_metrics(short)[0]["loss"]
 
     before = contents(long)
-    output = pretrain(final, "--phase", "decay", "--from", long, "--tokens", 8 * STEP, "--batch", 2)
+    output = pretrain(final, "--phase", "decay", "--from", long, "--tokens", 8 * STEP)
     assert contents(long) == before, "a branch does not touch the phase that it starts from"
     assert "decay of tiny: 1,024 tokens; 2 rows of 64 tokens a step; rate 0.001, to 0" in output
     state = read_json(newest(final) / "state.json", "")["state"]

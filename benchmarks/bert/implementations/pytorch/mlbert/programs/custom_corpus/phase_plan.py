@@ -110,7 +110,8 @@ class PhaseRequest:
         phase: one of `PHASES`.
         tokens: length of the phase in tokens without padding.
         length: tokens of a row; None: the phase's.
-        rows: of a step; None: as many as have the tokens of the published step.
+        rows: of a step; None: as many as have the tokens of a step of the phase before, or of the
+            published one.
         warmup_tokens: None: the published ones, at most `MOST_WARMUP` of ``tokens``.
     """
 
@@ -153,8 +154,8 @@ def plan_phase(request: PhaseRequest, num_bytes: int, parent: Parent | None) -> 
         remedy = "Give --from and the folder of the phase before"
         raise UserError("config.missing", f"--phase {request.phase}", reason, remedy)
     length = _length(request, before)
-    published = preset.rows * presets.ROW_TOKENS
-    rows = request.rows or max(1, published // length)
+    step_tokens = before.step_tokens if before else preset.rows * presets.ROW_TOKENS
+    rows = request.rows or max(1, step_tokens // length)
     is_first = request.phase == STAGE1
     most = int(MOST_WARMUP * request.tokens)
     warmup = request.warmup_tokens
