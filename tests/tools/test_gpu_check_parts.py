@@ -1,6 +1,7 @@
 """Parts of the GPU check: groups of kernels, the published step, ModernBERT's batch, and turns."""
 
 import re
+import types
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,16 @@ def test_settings_are_the_published_ones(
     assert found["FP8_FAST_ACCUMULATION"]["value"] == ("all" if precision == "fp8" else "forward")
 
 
-def test_measured_step_follows_the_settings(tmp_path: Path) -> None:
-    """It has FP8 products, a sharded reduction, and a batch of the graph's size."""
+def test_measured_step_follows_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has FP8 products, a sharded reduction, a batch of the graph's size, and no timed products
+    if others use the device.
+    """
+    monkeypatch.setattr(published_step, "tuned", None)
     shape = tiny_scale().bert
     resolved = published_step.configured("fp8", tmp_path, {"BATCHSIZE": "2"}, shape)
-    found = published_step.PublishedStep(resolved, CPU, lambda _: None)
+    found = published_step.PublishedStep(resolved, CPU, lambda _: None, is_tuned=False)
     method = found.method
     assert method.precision == "fp8"
     assert isinstance(method.sync, ShardedReducer)
@@ -105,6 +111,17 @@ def test_measured_step_follows_the_settings(tmp_path: Path) -> None:
     losses = [float(found.step()) for _ in range(2)]
     assert losses[0] != losses[1]
     registry.select("auto")
+
+
+def test_missing_counter_leaves_the_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without NVML, or if its counter cannot be read, joules are missing and not made up."""
+    monkeypatch.setattr(hardware, "NVML", "libno-such-library.so.1")
+    properties = types.SimpleNamespace(uuid="00000000-0000-0000-0000-000000000000")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    meter = hardware.Meter(torch.device("cuda"))
+    assert "libno-such-library" in meter.reason
+    assert meter.joules() is None
+    assert meter.joules_since(meter.joules()) is None
 
 
 def test_power_is_the_median_of_complete_samples() -> None:

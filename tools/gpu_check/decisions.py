@@ -24,15 +24,18 @@ Rows = Sequence[dict[str, Any]]
 
 
 def adopted(rows: Rows) -> dict[str, bool | None]:
-    """Return variant -> whether to adopt it; None if a half of it or of its baseline is missing."""
+    """Return variant -> whether to adopt it; None if a half of it or of its baseline is missing, or
+    its joules are.
+    """
     found: dict[str, bool | None] = {}
     for side, baseline in _variants(rows):
         gains = [_gains(rows, side, baseline, half) for half in HALVES]
-        known = [gain for gain in gains if gain is not None]
-        if len(known) < len(HALVES):
+        every = [gain for both in gains for gain in both]
+        known = [gain for gain in every if gain is not None]
+        if len(known) < len(every):
             found[side] = None
         else:
-            found[side] = all(min(gain) >= LEAST_GAIN for gain in known)
+            found[side] = min(known) >= LEAST_GAIN
     return found
 
 
@@ -68,8 +71,10 @@ def _speed_lines(rows: Rows) -> Iterator[str]:
         if not halves:
             continue
         mean = sum(row["per_second"] for row in halves) / len(halves)
-        joules = sum(row["joules_per_unit"] for row in halves) / len(halves)
-        words = f"{side}: {mean:,.0f} {halves[0]['unit']}/s, {joules:.6f} J each"
+        words = f"{side}: {mean:,.0f} {halves[0]['unit']}/s"
+        joules = [row["joules_per_unit"] for row in halves if row["joules_per_unit"] is not None]
+        if joules:
+            words += f", {sum(joules) / len(joules):.6f} J each"
         share = halves[0].get("matrix_share")
         if share is not None:
             words += f", {share:.0%} of the measured matrix rate"
@@ -94,25 +99,29 @@ def _variants(rows: Rows) -> Iterator[tuple[str, str]]:
     yield from found.items()
 
 
-def _gains(rows: Rows, side: str, baseline: str, half: int) -> tuple[float, float] | None:
-    """Return the shares of time and of joules that a side saves in a half, if both ran in it."""
+def _gains(rows: Rows, side: str, baseline: str, half: int) -> list[float | None]:
+    """Return the shares of time and of joules that a side saves in a half; None if not measured."""
     ours = _of_half(rows, side, half)
     before = _of_half(rows, baseline, half)
-    if ours is None or before is None:
-        return None
-    time_gain = 1 - ours["ms"] / before["ms"]
-    joules_gain = 1 - ours["joules_per_unit"] / before["joules_per_unit"]
-    return time_gain, joules_gain
+    return [_saved(ours.get(name), before.get(name)) for name in ("ms", "joules_per_unit")]
 
 
-def _of_half(rows: Rows, side: str, half: int) -> dict[str, Any] | None:
+def _saved(ours: float | None, before: float | None) -> float | None:
+    return None if ours is None or before is None else 1 - ours / before
+
+
+def _of_half(rows: Rows, side: str, half: int) -> dict[str, Any]:
+    """Return the row of a turn, empty if there is none."""
     for row in rows:
         if row.get("side") == side and row.get("half") == half and "ms" in row:
             return row
-    return None
+    return {}
 
 
-def _gain_words(gain: tuple[float, float] | None) -> str:
-    if gain is None:
+def _gain_words(gains: Sequence[float | None]) -> str:
+    time_gain, joules_gain = gains
+    if time_gain is None:
         return "a half is missing"
-    return f"step {-gain[0]:+.1%}, joules {-gain[1]:+.1%}"
+    if joules_gain is None:
+        return f"step {-time_gain:+.1%}, joules not measured"
+    return f"step {-time_gain:+.1%}, joules {-joules_gain:+.1%}"

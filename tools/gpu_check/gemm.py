@@ -98,8 +98,11 @@ def measure(
             work()
         synchronize(device)
         taken = (time.perf_counter() - started) / count
-        used = (meter.joules() - joules) / count
-        found[library.choices[problem]] = {"ms": 1e3 * taken, "millijoules": 1e3 * used}
+        used = meter.joules_since(joules)
+        times = {"ms": 1e3 * taken}
+        if used is not None:
+            times["millijoules"] = 1e3 * used / count
+        found[library.choices[problem]] = times
         return [taken]
 
     choose(library, problem, device, timer)
@@ -107,9 +110,13 @@ def measure(
         library.choices[problem] = before
     if not found:
         return {"skipped": "cublasLt has no algorithm for it"}
-    return {
+    row: dict[str, Any] = {
         "algorithms": found,
         "by_time": min(found, key=lambda choice: found[choice]["ms"]),
-        "by_joules": min(found, key=lambda choice: found[choice]["millijoules"]),
         "apart": APART,
     }
+    if meter.reason:
+        row["energy"] = meter.reason
+    if all("millijoules" in times for times in found.values()):
+        row["by_joules"] = min(found, key=lambda choice: found[choice]["millijoules"])
+    return row

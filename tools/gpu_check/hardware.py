@@ -21,6 +21,7 @@ from mlbert.host.provenance import git_state, tree_root
 
 MAX_CALLS = 50  # in one measurement of `queued_seconds`
 DRY_WATTS = 100.0
+NVML = "libnvidia-ml.so.1"
 # Sampled with nvidia-smi, which only reads them. Clocks are never locked,
 # because others may use the GPU.
 SAMPLED = {
@@ -101,39 +102,53 @@ class Meter:
     """The energy that the GPU has used, from NVML's counter.
 
     Without a GPU, in a dry run, it counts `DRY_WATTS` so that every field has a value.
+
+    Attributes:
+        reason: why the energy is not measured, or "".
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._is_dry = device.type != "cuda"
         self._nvml: Any = None
         self._handle = ctypes.c_void_p()
-        self.reason = ""
-        if device.type != "cuda":
+        if self._is_dry:
             self.reason = "dry run: not measured"
-            return
-        try:
-            nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        except OSError as error:
-            self.reason = str(error)
-            return
-        code = nvml.nvmlInit_v2()
-        if code == 0:
-            code = nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self._handle))
-        if code:
-            self.reason = f"NVML's code {code}"
-            return
-        self._nvml = nvml
+        else:
+            uuid = torch.cuda.get_device_properties(device).uuid
+            self.reason = self._open(f"GPU-{uuid}")
 
-    def joules(self) -> float:
-        """Return the joules so far."""
-        if self._nvml is None:
-            return DRY_WATTS * time.monotonic()
-        millijoules = ctypes.c_ulonglong()
-        code = self._nvml.nvmlDeviceGetTotalEnergyConsumption(
-            self._handle, ctypes.byref(millijoules)
+    def _open(self, uuid: str) -> str:
+        """Find the device's counter. Return why it cannot be read, or ""."""
+        try:
+            nvml = ctypes.CDLL(NVML)
+        except OSError as error:
+            return str(error)
+        handle = ctypes.byref(self._handle)
+        millijoules = ctypes.byref(ctypes.c_ulonglong())
+        code = (
+            nvml.nvmlInit_v2()
+            or nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), handle)
+            or nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle, millijoules)
         )
         if code:
-            raise RuntimeError(f"NVML does not give the energy: code {code}")
+            return f"NVML does not give the energy of {uuid}: code {code}"
+        self._nvml = nvml
+        return ""
+
+    def joules(self) -> float | None:
+        """Return the joules so far, or None if they are not measured."""
+        if self._is_dry:
+            return DRY_WATTS * time.monotonic()
+        if self._nvml is None:
+            return None
+        millijoules = ctypes.c_ulonglong()
+        self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle, ctypes.byref(millijoules))
         return millijoules.value / 1e3
+
+    def joules_since(self, before: float | None) -> float | None:
+        """Return the joules since a call of `joules`, or None if they are not measured."""
+        now = self.joules()
+        return None if now is None or before is None else now - before
 
 
 @contextmanager

@@ -76,9 +76,13 @@ def our_side(
     precision: str,
     device: torch.device,
     opponent: str | None = None,
+    is_tuned: bool = True,
 ) -> TimedSide:
-    """Return our step, as one graph on CUDA, after its ops have been proved."""
-    prove("auto", precision, config, device, lambda values: values, print)
+    """Return our step, as one graph on CUDA, after its ops have been proved; for ``is_tuned`` see
+    `mlbert.programs.bench.sides.trained_side`.
+    """
+    remarks: list[str] = []
+    prove("auto", precision, config, device, lambda values: values, remarks.append)
     dtype = compute_dtype(precision, device)
     products = fp8_products(precision, device)
     model = random_model(config, dtype, products, device)
@@ -92,7 +96,7 @@ def our_side(
         **ADAMW,
     )
     is_cuda = device.type == "cuda"
-    side = trained_side(batch, model, SEED, optimizer, MaskedLM("step"), as_graph=is_cuda)
+    side = trained_side(batch, model, SEED, optimizer, MaskedLM("step"), is_cuda, is_tuned)
     return TimedSide(
         name=name,
         step=side.step,
@@ -101,6 +105,7 @@ def our_side(
         flops=required_flops(config, batch),
         precision=precision,
         opponent=opponent,
+        remarks=tuple(remarks),
     )
 
 

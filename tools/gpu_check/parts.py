@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +31,7 @@ from mlbert.programs.bench.sides import make_batch
 
 SEED = 1
 FUSED = "bert fp8 fused"
+WITH_FUSED = {"OPS": "fused"}  # its settings
 MEMCHECKED = ("fp8_product_gelu", "fp8_product_gelu_backward")
 COUNTED = ("product_kernel", "attention_forward_kernel")
 COUNT_SECONDS = 33
@@ -161,16 +162,17 @@ class Bench:
         shape: BertConfig,
         baseline: str | None = None,
         opponent: str | None = None,
-        **changes: str,
+        changes: Mapping[str, str] | None = None,
+        is_tuned: bool = True,
     ) -> TimedSide:
         """Return the step of the published configuration with changed settings."""
-        if self.is_dry and changes.get("OPS") == "fused":
-            changes["OPS"] = "plain"  # the kernel needs Hopper
-        settings = {"BATCHSIZE": str(packs), **changes}
-        changed = None if shape == full_scale().bert else shape
-        resolved = published_step.configured(precision, self.work, settings, changed)
+        settings = {"BATCHSIZE": str(packs), **(changes or {})}
+        if self.is_dry and settings.get("OPS") == "fused":
+            settings["OPS"] = "plain"  # the kernel needs Hopper
+        other_shape = None if shape == full_scale().bert else shape
+        resolved = published_step.configured(precision, self.work, settings, other_shape)
         remarks: list[str] = []
-        published = published_step.PublishedStep(resolved, self.device, remarks.append)
+        published = published_step.PublishedStep(resolved, self.device, remarks.append, is_tuned)
         batch = published.batch
         return TimedSide(
             name=name,
@@ -185,7 +187,12 @@ class Bench:
         )
 
     def modernbert(
-        self, size: str, length: int, precision: str, layers: int | None = None
+        self,
+        size: str,
+        length: int,
+        precision: str,
+        layers: int | None = None,
+        is_tuned: bool = True,
     ) -> TimedSide:
         """Return our ModernBERT step; ``layers`` other than the model's if given."""
         scale = self.scale
@@ -195,7 +202,7 @@ class Bench:
             config = replace(config, num_hidden_layers=layers)
         name = f"modernbert {size} {length} {precision}"
         batch = modernbert.full_batch(config, length, tokens)
-        return modernbert.our_side(name, config, batch, precision, self.device)
+        return modernbert.our_side(name, config, batch, precision, self.device, is_tuned=is_tuned)
 
 
 def measure_ceilings(bench: Bench) -> None:
@@ -243,25 +250,31 @@ def _ceiling(bench: Bench, call: Callable[[], object]) -> dict[str, Any]:
 
 
 def compile_bert(bench: Bench) -> None:
-    """Compile and prove the kernels of BERT's steps, with few layers."""
+    """Compile and prove the kernels of BERT's steps, with few layers.
+
+    No part that compiles times algorithms: others use the GPU meanwhile, and choices are cached.
+    """
     shape = replace(bench.scale.bert, num_hidden_layers=bench.scale.layers)
+    packs = bench.scale.packs[0]
     for precision in published_step.CONFIGS:
-        make = partial(bench.bert, "", precision, bench.scale.packs[0], shape)
+        make = partial(bench.bert, "", precision, packs, shape, is_tuned=False)
         bench.rows.measure(precision, partial(_once, bench, make))
 
 
 def compile_fused(bench: Bench) -> None:
     """Compile and prove the fused products."""
     shape = replace(bench.scale.bert, num_hidden_layers=bench.scale.layers)
-    make = partial(bench.bert, "", "fp8", bench.scale.packs[0], shape, OPS="fused")
+    packs = bench.scale.packs[0]
+    make = partial(bench.bert, "", "fp8", packs, shape, changes=WITH_FUSED, is_tuned=False)
     bench.rows.measure("fused", partial(_once, bench, make))
 
 
 def compile_modernbert(bench: Bench) -> None:
     """Compile and prove the kernels of ModernBERT's steps, with few layers."""
+    length = bench.scale.lengths[0]
+    layers = max(2, bench.scale.layers)
     for precision in published_step.CONFIGS:
-        length = bench.scale.lengths[0]
-        make = partial(bench.modernbert, "base", length, precision, max(2, bench.scale.layers))
+        make = partial(bench.modernbert, "base", length, precision, layers, is_tuned=False)
         bench.rows.measure(precision, partial(_once, bench, make))
 
 
@@ -284,9 +297,10 @@ def compile_opponent_modernbert(bench: Bench) -> None:
 
 
 def _once(bench: Bench, make: Make) -> dict[str, Any]:
-    make().step()
+    side = make()
+    side.step()
     synchronize(bench.device)
-    return {}
+    return {"remarks": list(side.remarks)}
 
 
 def _save_compiled(bench: Bench, name: str) -> None:
@@ -321,7 +335,7 @@ def turns_of_bert(bench: Bench) -> None:
     plain = "bert fp8 auto"
     makes: dict[str, Make] = {
         plain: partial(bench.bert, plain, "fp8", packs, shape),
-        FUSED: partial(bench.bert, FUSED, "fp8", packs, shape, baseline=plain, OPS="fused"),
+        FUSED: partial(bench.bert, FUSED, "fp8", packs, shape, baseline=plain, changes=WITH_FUSED),
         "bert bf16 auto": partial(bench.bert, "bert bf16 auto", "bf16", packs, shape),
     }
     take_turns(bench.rows, makes, bench.scale.turn_seconds, bench.device)
@@ -349,17 +363,19 @@ def turns_of_large(bench: Bench) -> None:
 
 def turns_of_winners(bench: Bench) -> None:
     """Measure what the first call has adopted, with few and with many packs."""
-    changes: dict[str, str] = {}
+    changes: Mapping[str, str] = {}
+    if not bench.first.exists():
+        bench.rows.append("first call", {"skipped": f"{bench.first} is missing: nothing adopted"})
     if adopted(read_rows(bench.first)).get(FUSED):
-        changes["OPS"] = "fused"
+        changes = WITH_FUSED
     few, many = bench.scale.packs
     # Those with many packs leave no memory for another side.
     for group in ((("fp8", few), ("bf16", few)), (("fp8", many),)):
         makes: dict[str, Make] = {}
         for precision, packs in group:
             name = f"bert {precision} adopted, {packs} packs"
-            own = changes if precision == "fp8" else {}
-            makes[name] = partial(bench.bert, name, precision, packs, bench.scale.bert, **own)
+            own = changes if precision == "fp8" else None
+            makes[name] = partial(bench.bert, name, precision, packs, bench.scale.bert, changes=own)
         take_turns(bench.rows, makes, bench.scale.turn_seconds, bench.device)
 
 
@@ -410,8 +426,8 @@ def read_counters(bench: Bench) -> None:
 def run_counted(bench: Bench) -> None:
     """Run a step under ncu, which counts only the step, not the proofs before it."""
     shape = replace(bench.scale.bert, num_hidden_layers=1)
-    settings = {"OPS": "fused", "CUDA_GRAPH_MODE": "none"}
-    side = bench.bert("", "fp8", bench.scale.packs[0], shape, **settings)
+    settings = {**WITH_FUSED, "CUDA_GRAPH_MODE": "none"}
+    side = bench.bert("", "fp8", bench.scale.packs[0], shape, changes=settings)
     with nullcontext() if bench.is_dry else torch.cuda.profiler.profile():
         side.step()
 

@@ -83,9 +83,13 @@ class PublishedStep:
         resolved: from `configured`.
         device: where to compute; a CPU, for a rehearsal, captures no graphs.
         say: called with messages about implementations and algorithms.
+        is_tuned: whether to time cublasLt's algorithms, which needs the device for itself: the
+            choices are cached.
     """
 
-    def __init__(self, resolved: Resolved, device: torch.device, say: Any = print) -> None:
+    def __init__(
+        self, resolved: Resolved, device: torch.device, say: Any = print, is_tuned: bool = True
+    ) -> None:
         config = resolved.config
         world = World.identify({})
         compute = config[ComputeConfig]
@@ -120,8 +124,10 @@ class PublishedStep:
             method.loss_scale,
         )
         self.train_step.warm_up()
-        if graphs:
+        if graphs and is_tuned:
             self.train_step.record(partial(tuned, device, True, world.all_reduce_max, say))
+        elif graphs:
+            self.train_step.record()
         self._steps = itertools.count()
         self._divisors = method.objective.divisors(method.objective.counts(self.batch))
 

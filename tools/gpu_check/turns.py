@@ -101,7 +101,7 @@ def measure_turn(
             side.step()
         synchronize(device)
         taken = time.perf_counter() - started
-        used = meter.joules() - joules
+        used = meter.joules_since(joules)
     found: dict[str, Any] = {
         "side": side.name,
         "half": half,
@@ -111,8 +111,8 @@ def measure_turn(
         "ms": 1e3 * taken / count,
         "unit": side.unit,
         "per_second": side.units * count / taken,
-        "joules_per_unit": used / (side.units * count),
-        "watts": used / taken,
+        "joules_per_unit": None if used is None else used / (side.units * count),
+        "watts": None if used is None else used / taken,
         "tflops": side.flops * count / taken / 1e12,
         "power": power,
     }

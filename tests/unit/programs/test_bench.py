@@ -49,10 +49,12 @@ def test_a_graph_trains_like_the_step_without_one(monkeypatch, restore_selection
     monkeypatch.setattr(BertForPreTraining, "capture_obstacle", lambda *_: None)
     batch = sides.make_batch(SHAPE, 5, None, seed=1)
     losses = []
+    monkeypatch.setattr(sides, "tuned", None)
     for as_graph in (False, True):
         model = initialized(BertForPreTraining(SHAPE, torch.float32))
         optimizer = TensorLamb(FlatParameters(model.ordered_parameters()))
-        side = sides.trained_side(batch, model, 1, optimizer, PreTraining("step"), as_graph)
+        objective = PreTraining("step")
+        side = sides.trained_side(batch, model, 1, optimizer, objective, as_graph, is_tuned=False)
         losses.append([side.step() for _ in range(3)])
     assert losses[0] == losses[1]
     assert losses[0][0] > losses[0][2]

@@ -105,8 +105,13 @@ def trained_side(
     optimizer: FlatOptimizer,
     objective: MaskedLM,
     as_graph: bool = False,
+    is_tuned: bool = True,
 ) -> Side:
-    """Return our model with the step used in training; for ``as_graph`` see `our_side`."""
+    """Return our model with the step used in training; for ``as_graph`` see `our_side`.
+
+    ``is_tuned``: time the products of a graph, which needs the device for itself: the choices are
+    cached.
+    """
     steps = itertools.count()
     flat = optimizer.flat
     graphs = None
@@ -119,7 +124,10 @@ def trained_side(
     step = Step(model, objective, flat, alone, optimizer, lambda amax: amax, print, graphs)
     if graphs:
         step.warm_up()
+    if graphs and is_tuned:
         step.record(partial(tuned, device, True, lambda tensor: tensor, lambda text: None))
+    elif graphs:
+        step.record()
     divisors = objective.divisors(objective.counts(batch))
     return Side(
         "mlbert", lambda: float(step([batch], seed, next(steps), divisors, LEARNING_RATE).loss_sum)
