@@ -31,6 +31,7 @@ CASES = {
     "not by one percent in a half": ((98.0, 49.0), (101.5, 50.0), False),
     "faster, but not cheaper": ((90.0, 50.0), (90.0, 51.0), False),
     "a half is missing": ((90.0, 45.0), None, None),
+    "joules are not measured": ((90.0, None), (90.0, None), None),
 }
 
 
@@ -50,6 +51,15 @@ def dry_run(
     }
     command = [tree_root / "tools/gpu_check.sh", "--dry-run", "--out", out, "--work", folder]
     return run_quietly(*command, *words, env=environment)
+
+
+def is_running(process: int) -> bool:
+    """Return False also for one that has ended and that nobody has waited for."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+    return "State:\tZ" not in status
 
 
 @pytest.mark.slow
@@ -120,8 +130,8 @@ def test_every_call_fits_its_limit_by_construction() -> None:
 
 def test_stage_stops_what_hangs_and_keeps_the_others(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    code = "import sys, time; time.sleep(600 if sys.argv[-1] == 'hangs' else 0); sys.exit(3)"
-    command = [sys.executable, "-c", code]
+    # A shell, which starts at once on a busy machine. Its arguments are --part and the name.
+    command = ["sh", "-c", 'if [ "$1" = hangs ]; then sleep 600; fi; exit 3']
     started = time.monotonic()
     stage = Stage(0, ("hangs", "fails"))
     program.run_stage(stage, command, rows, tmp_path / "log", started + 3, tmp_path)
@@ -132,6 +142,29 @@ def test_stage_stops_what_hangs_and_keeps_the_others(tmp_path: Path) -> None:
     late = tmp_path / "late.jsonl"
     program.run_stage(stage, command, late, tmp_path / "log", started, tmp_path)
     assert [row["stopped"] for row in read_rows(late)] == ["no time was left"] * 2
+
+
+def test_what_a_part_has_started_ends_with_it(tmp_path: Path) -> None:
+    """It would use the GPU while the next part measures."""
+    log = tmp_path / "log"
+    code = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)"
+    command = [sys.executable, "-c", code]
+    deadline = time.monotonic() + 120
+    program.run_stage(Stage(0, ("leaves",)), command, tmp_path / "rows", log, deadline, tmp_path)
+    orphan = int(log.read_text())
+    while is_running(orphan):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_rows_of_parts_that_run_again_are_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "call1.jsonl"
+    for part in ("kernels", "turns-bert"):
+        Rows(path, part).append("row", {})
+    program.remove_rows(path, {"kernels", "counters"})
+    assert [row["part"] for row in read_rows(path)] == ["turns-bert"]
+    program.remove_rows(tmp_path / "new.jsonl", {"kernels"})
+    assert read_rows(tmp_path / "new.jsonl") == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
@@ -161,7 +194,7 @@ def test_rows_survive_errors_and_a_cut_off_line(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "none") == []
 
 
-def turn(side: str, half: int, ms: float, joules: float, **more: Any) -> dict[str, Any]:
+def turn(side: str, half: int, ms: float, joules: float | None, **more: Any) -> dict[str, Any]:
     found = {"part": "turns", "row": side, "side": side, "half": half, "ms": ms}
     return found | {"joules_per_unit": joules, "per_second": 1e3 / ms, "unit": "steps"} | more
 

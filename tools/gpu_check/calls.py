@@ -1,7 +1,8 @@
 """The two calls: their stages in order, and the seconds of each.
 
-The parts of a stage run at the same time. A stage that is not done after its seconds is stopped,
-and the next one begins, so a call never takes longer than the sum, whatever hangs.
+The parts of a stage run at the same time. A stage that is not done after its seconds, and those
+that the stages before it have left, is stopped and the next one begins. So a call never takes
+longer than the sum, whatever hangs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ RESERVE = {1: 15, 2: 10}
 
 CALLS = {
     1: (
-        Stage(15, ("ceilings",)),
+        Stage(20, ("ceilings",)),
         Stage(
             70,
             (
@@ -27,7 +28,7 @@ CALLS = {
             ),
         ),
         Stage(85, ("turns-bert",)),
-        Stage(80, ("turns-modernbert",)),
+        Stage(75, ("turns-modernbert",)),
         Stage(30, ("kernels",)),
         Stage(35, ("counters",)),
         Stage(45, ("opponent-bert",)),

@@ -2,8 +2,9 @@
 
 gpu_check.sh starts this program. Each part runs in a process of its own, so a kernel that hangs or
 breaks the device costs its part only; a part that takes longer than its seconds is stopped, and the
-next one begins. Rows are appended to call<N>.jsonl as they come. At the end, and if the call is
-ended early, the decisions are in call<N>.txt and call<N>-decisions.json.
+next one begins. Seconds that a part leaves go to the next. Rows are appended to call<N>.jsonl as
+they come. At the end, and if the call is ended early, the decisions are in call<N>.txt and
+call<N>-decisions.json.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ from mlbert.host.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG_BYTES = 4 << 20  # that are kept of a call's log
+# For a stopped process to end. One that hangs in the driver cannot, and is left behind.
+KILL_SECONDS = 3.0
 # For tests: names a module that replaces GPU libraries. Every process imports it first.
 STAND_INS = "GPU_CHECK_STAND_INS"
 # Imported by mlbert, besides torch and numpy.
@@ -141,19 +145,21 @@ def run_call(
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     started = time.monotonic()
     path = out / f"call{call}.jsonl"
-    path.unlink(missing_ok=True)
     log = out / f"call{call}.log"
     log.unlink(missing_ok=True)
+    remove_rows(path, {part for stage in stages for part in stage.parts})
     for line in missing_things():
         print(f"gpu_check: {line}", flush=True)
     last = started + LIMITS[call] - RESERVE[call]
+    planned = started
     try:
         for stage in stages:
             now = time.monotonic()
-            seconds = DRY_SECONDS if is_dry else stage.seconds
-            deadline = now + seconds if is_dry else min(now + seconds, last)
+            planned += stage.seconds
+            deadline = now + DRY_SECONDS if is_dry else min(planned, last)
             names = ", ".join(stage.parts)
-            print(f"gpu_check: {now - started:.0f} s: {names}, at most {seconds} s", flush=True)
+            seconds = f"at most {deadline - now:.0f} s"
+            print(f"gpu_check: {now - started:.0f} s: {names}, {seconds}", flush=True)
             run_stage(stage, command, path, log, deadline, work)
     finally:
         lines = write_decisions(call, path, log, out)
@@ -161,6 +167,12 @@ def run_call(
     print(f"gpu_check: {time.monotonic() - started:.0f} s, results in {out}")
     failed = [line for line in lines if line.startswith(("failed:", "stopped:"))]
     return 1 if failed else 0
+
+
+def remove_rows(path: Path, parts: Collection[str]) -> None:
+    """Remove the rows of parts that will run again."""
+    kept = [row for row in read_rows(path) if row["part"] not in parts]
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def run_stage(
@@ -187,9 +199,7 @@ def run_stage(
                 Rows(path, part).append("end", end)
     finally:
         for process in processes.values():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            _kill(process)
 
 
 def _end_of(process: subprocess.Popen[bytes] | None, deadline: float) -> dict[str, str]:
@@ -199,10 +209,17 @@ def _end_of(process: subprocess.Popen[bytes] | None, deadline: float) -> dict[st
     try:
         code = process.wait(timeout=max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _kill(process)
         return {"stopped": "it took longer than its seconds"}
     return {"error": f"exit code {code}; see the log"} if code else {}
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a part and what it has started, which may outlive it and use the GPU."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(KILL_SECONDS)
 
 
 def write_decisions(call: int, path: Path, log: Path, out: Path) -> list[str]:
