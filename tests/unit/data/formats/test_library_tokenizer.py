@@ -57,6 +57,10 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(save(library, folder, names, "PreTrainedTokenizerFast", None))
 
 
+def copied(folder: Path, root: Path) -> Path:
+    return Path(shutil.copytree(folder, root / "model"))
+
+
 def test_the_ids_are_those_of_transformers(folder: Path, tmp_path: Path):
     ours = load_tokenizer(folder)
     peer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -234,3 +238,59 @@ def test_older_forms_are_named(tmp_path):
     (tmp_path / "sentencepiece.bpe.model").write_bytes(b"")
     with user_error("vocabulary.format", tmp_path / "sentencepiece.bpe.model"):
         load_tokenizer(tmp_path)
+
+
+def test_a_pair_without_its_second_text_is_one_line(folders, tmp_path):
+    file = copied(folders["modernbert"], tmp_path) / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["post_processor"]["pair"] = content["post_processor"]["single"]
+    file.write_text(json.dumps(content))
+    with user_error("vocabulary.unsupported", file):
+        load_tokenizer(file.parent)
+
+
+def test_a_frame_outside_of_the_vocabulary_is_one_line(folders, tmp_path):
+    file = copied(folders["modernbert"], tmp_path) / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["post_processor"]["special_tokens"]["[CLS]"]["ids"] = [99_999]
+    file.write_text(json.dumps(content))
+    with user_error("vocabulary.mismatch", file):
+        load_tokenizer(file.parent)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "added_tokens.json"])
+def test_a_token_that_is_no_text_is_one_line(folders, tmp_path, name):
+    folder = copied(folders["modernbert"], tmp_path)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("added_tokens_decoder", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"extra_token": "\ud800"}))
+    if name == "added_tokens.json":
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        (folder / name).write_text(json.dumps({"\ud800": 600}))
+    with user_error("config.value", folder / name):
+        load_tokenizer(folder)
+
+
+def test_a_class_of_bert_without_a_name_for_cls(tmp_path):
+    """Null is as no name; a null for the case is not as no case."""
+    entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
+    (tmp_path / "vocab.txt").write_text("\n".join(entries) + "\n")
+    config = {"tokenizer_class": "BertTokenizer", "cls_token": None, "extra_token": "<extra>"}
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(config))
+    ours = load_tokenizer(tmp_path)
+    assert (ours.is_plain, ours.cls_id, ours.sep_id) == (False, 2, 3)
+    file.write_text(json.dumps(config | {"do_lower_case": None}))
+    with user_error("config.value", file, wording=False):
+        load_tokenizer(tmp_path)
+
+
+def test_thousands_of_added_words_keep_their_ids(folders, tmp_path):
+    """As `mlbert convert add-words` and then transformers write them."""
+    peer = transformers.AutoTokenizer.from_pretrained(folders["modernbert"])
+    peer.add_tokens([f"added{number}" for number in range(3000)])
+    peer.save_pretrained(tmp_path)
+    ours = load_tokenizer(tmp_path)
+    text = "a added7 fox added2999"
+    assert ours.encode(text) == peer(text, add_special_tokens=False)["input_ids"]
+    assert len(ours.vocabulary) == len(peer)

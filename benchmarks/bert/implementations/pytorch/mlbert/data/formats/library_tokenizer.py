@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from mlbert.data.formats.wordpiece import TextRules
 from mlbert.host.errors import UserError
-from mlbert.host.json_files import shown
+from mlbert.host.json_files import shown, whole_characters
 
 _REMEDY = "Restore the file, or save the tokenizer again with transformers"
 # The parts of a tokenizer.json that do not change the ids of a text.
@@ -79,23 +79,28 @@ def add_tokens_of_files(
     is_listed = "added_tokens_decoder" in config
     named = dict(config) if is_listed else {**config, **special_map}
     if is_listed:
-        for number, values in _listed_tokens(config, config_file):
-            _add(library, _token(values, config_file), number, config_file)
+        listed = [
+            (number, _token(values, config_file))
+            for number, values in _listed_tokens(config, config_file)
+        ]
+        _add(library, listed, config_file)
     else:
         special = [_content(value) for value in _special_values(named)]
+        listed = []
         for number, content in _added_tokens(added, added_file):
             is_special = content in special
-            token = AddedToken(content, normalized=not is_special, special=is_special)
-            _add(library, token, number, added_file)
+            properties = {"content": content, "normalized": not is_special, "special": is_special}
+            listed.append((number, _token(properties, added_file)))
+        _add(library, listed, added_file)
     known = {token.content for token in library.get_added_tokens_decoder().values()}
+    missing = []
     for value in _special_values(named):
         text = _content(value)
         if isinstance(text, str) and text and text not in known:
-            token = AddedToken(text, special=True)
-            if isinstance(value, dict):
-                token = _token({**value, "special": True}, config_file)
-            library.add_tokens([token])
+            properties = value if isinstance(value, dict) else {"content": text}
+            missing.append(_token({**properties, "special": True}, config_file))
             known.add(text)
+    library.add_tokens(missing)
     return {
         name: str(_content(value))
         for name, value in named.items()
@@ -181,21 +186,33 @@ def _added_tokens(added: Mapping[str, Any], file: Path) -> list[tuple[int, str]]
 
 def _token(values: object, file: Path) -> AddedToken:
     content = _content(values)
-    if not isinstance(values, dict) or not isinstance(content, str) or not content:
+    is_text = isinstance(content, str) and content and whole_characters(content) == content
+    if not isinstance(values, dict) or not is_text:
         raise UserError("config.value", file, f"has the added token {shown(values)}", _REMEDY)
     flags = {name: bool(values[name]) for name in _FLAGS if values.get(name) is not None}
     return AddedToken(content, **flags)
 
 
-def _add(library: tokenizers.Tokenizer, token: AddedToken, number: object, file: Path) -> None:
-    """Add a token. Raises UserError if it does not get the id ``number``."""
+def _add(
+    library: tokenizers.Tokenizer, listed: Sequence[tuple[int, AddedToken]], file: Path
+) -> None:
+    """Add tokens in one call: each call takes the time of all tokens that are there.
+
+    Raises UserError if a token does not get the id that is listed.
+    """
     known = library.get_added_tokens_decoder()
-    if number not in known or repr(known[number]) != repr(token):
-        library.add_tokens([token])
-    found = library.token_to_id(token.content)
-    if found != number:
-        reason = f"gives {token.content} the id {shown(number)}, the vocabulary {found}"
-        raise UserError("vocabulary.mismatch", file, reason, _REMEDY)
+    library.add_tokens(
+        [
+            token
+            for number, token in listed
+            if number not in known or repr(known[number]) != repr(token)
+        ]
+    )
+    for number, token in listed:
+        found = library.token_to_id(token.content)
+        if found != number:
+            reason = f"gives {token.content} the id {shown(number)}, the vocabulary {found}"
+            raise UserError("vocabulary.mismatch", file, reason, _REMEDY)
 
 
 def _special_values(values: Mapping[str, Any]) -> Iterator[object]:

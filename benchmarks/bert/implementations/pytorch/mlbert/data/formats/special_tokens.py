@@ -25,6 +25,7 @@ _USUAL: Mapping[str, Sequence[str]] = {
 _PROBES = ("a", "e", "1", ".", "的", "و")  # texts, one of which every useful tokenizer knows
 _FIRST = 0  # in `tokenizers.Encoding.sequence_ids`: a token of the first text
 _SECOND = 1
+_TEMPLATE_REMEDY = "Give it a post_processor such as [CLS] $A [SEP], and save it again"
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def find_special_tokens(
         file: for messages.
 
     Raises:
-        UserError: the tokenizer does not put one token before and one after a text.
+        UserError: the tokenizer does not put one token of its vocabulary before and one after a
+            text, or leaves out the second text of a pair.
     """
     added = library.get_added_tokens_decoder()
     contents = {token.content for token in added.values()}
@@ -115,9 +117,17 @@ def _find_frame(library: tokenizers.Tokenizer, file: Path) -> Frame:
             f"puts {before} special tokens before a text and {after} after it, "
             "but a model needs one of each"
         )
-        remedy = "Give it a post_processor such as [CLS] $A [SEP], and save it again"
-        raise UserError("vocabulary.unsupported", file, reason, remedy)
+        raise UserError("vocabulary.unsupported", file, reason, _TEMPLATE_REMEDY)
     pair = library.encode(probe, probe)
+    if _SECOND not in pair.sequence_ids:
+        remedy = "Give it a post_processor with both texts of a pair, and save it again"
+        raise UserError(
+            "vocabulary.unsupported", file, "leaves out the second text of a pair", remedy
+        )
+    for number in pair.ids:
+        if library.id_to_token(number) is None:
+            reason = f"has a post_processor with the id {number}, which is not in its vocabulary"
+            raise UserError("vocabulary.mismatch", file, reason, _TEMPLATE_REMEDY)
     end_of_first = max(place for place, of in enumerate(pair.sequence_ids) if of == _FIRST) + 1
     second = pair.sequence_ids.index(_SECOND)
     return Frame(

@@ -277,7 +277,12 @@ def _read_library(
     is_bert = kind.is_bert if fast_file is not None else kind.is_bert or kind.name is None
     content = None if fast_file is None else read_json(fast_file, _RESTORE_JSON)
     if is_bert:
-        config = {**BERT_NAMES, **config}
+        given = {
+            name: value
+            for name, value in config.items()
+            if value is not None or name not in BERT_NAMES
+        }
+        config = {**BERT_NAMES, **given}
         content = _bert_content(file, content, config, config_file)
     if content is None:
         return None
