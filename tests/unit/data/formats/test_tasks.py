@@ -3,14 +3,18 @@ GLUE's files, fetched or made here.
 """
 
 import csv
+import datetime
 import itertools
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from mlbert.data.formats.glue_tasks import TASKS
 from mlbert.data.formats.tasks import (
@@ -161,6 +165,16 @@ def test_rows_without_text_are_counted_by_column(tmp_path: Path) -> None:
         read_texts(path, form),
     ):
         assert rows.warnings == tuple(f"warning: {path}: {what}" for what in expected)
+
+
+def test_types_of_parquet_that_json_does_not_have(tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    day = datetime.date(2024, 2, 29)
+    table = {"text": ["a"], "label": [Decimal("1.5")], "day": [day], "raw": [b"a"]}
+    parquet.write_table(pyarrow.table(table), file)
+    assert read_columns(file, ["text", "label", "day"]).columns == [["a"], ["1.5"], ["2024-02-29"]]
+    with user_error("data.row", file):
+        read_columns(file, ["raw", "label"])
 
 
 def test_damaged_bytes(tmp_path: Path) -> None:

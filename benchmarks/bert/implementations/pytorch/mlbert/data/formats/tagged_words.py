@@ -2,7 +2,8 @@
 
 .conll .bio .iob .txt    a word and its tag in a line, the first and the last of columns that white
                          space separates; an empty line after each text; lines that begin with
-                         -DOCSTART- or "# " are left out
+                         -DOCSTART- are left out, and before a text those that begin
+                         with "# "; inside of a text, # is a word
 .jsonl .json .parquet    one object a text, in one of the forms
                          {"words": ["Ada", "sings"], "tags": ["B-PER", "O"]}
                          {"text": "Ada sings", "spans": [{"start": 0, "end": 3, "label": "PER"}]}
@@ -20,7 +21,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from mlbert.data.formats.entities import Entity, tags_of
 from mlbert.data.formats.manifest import file_sha256
@@ -34,7 +34,7 @@ from mlbert.data.formats.tasks import (
 )
 from mlbert.data.formats.wordpiece import is_cjk, is_punctuation
 from mlbert.host.errors import UserError, nearest
-from mlbert.host.json_files import shown
+from mlbert.host.json_files import shown, whole_characters
 
 CONLL_SUFFIXES = (".conll", ".bio", ".iob", ".iob2")
 OBJECT_SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -42,6 +42,7 @@ WORD_NAMES = ("words", "tokens")
 TAG_NAMES = ("tags", "ner_tags", "pos_tags", "labels")
 SPAN_NAMES = ("spans", "entities", "label", "labels")
 TEXT_NAME = "text"
+_COMMENT = "# "
 _REMEDY = "Fix the row"
 _FORMS = 'Write {"words": [...], "tags": [...]} or {"text": "...", "spans": [...]}'
 
@@ -234,7 +235,8 @@ def _texts_of_lines(path: Path, with_tags: bool) -> Iterator[TaggedText]:
     begins = 1
     for number, line in enumerate([*text_of_file(path).split("\n"), ""], 1):
         columns = line.split()
-        if line.startswith(("-DOCSTART-", "# ")):
+        is_comment = not words and line.startswith(_COMMENT)
+        if is_comment or line.startswith("-DOCSTART-"):
             columns = []
         if not columns:
             if words:
@@ -255,6 +257,8 @@ def _texts_of_objects(path: Path, with_tags: bool) -> Iterator[TaggedText]:
     for line, values in read_objects(path):
         words = _first(values, WORD_NAMES)
         text = values.get(TEXT_NAME)
+        if isinstance(text, str):
+            text = whole_characters(text)
         if isinstance(words, list):
             found_words = _words_of_list(path, line, words, text)
             tags = _first(values, TAG_NAMES)
@@ -265,7 +269,7 @@ def _texts_of_objects(path: Path, with_tags: bool) -> Iterator[TaggedText]:
                 raise UserError("data.row", path, reason, _REMEDY)
             found_tags = None
             if with_tags and isinstance(tags, list):
-                found_tags = [str(tag) for tag in tags]
+                found_tags = [_tag(path, line, tag) for tag in tags]
             yield TaggedText(line, found_words, found_tags)
         elif isinstance(text, str):
             spans = _first(values, SPAN_NAMES) if with_tags else None
@@ -279,17 +283,40 @@ def _texts_of_objects(path: Path, with_tags: bool) -> Iterator[TaggedText]:
 
 def _words_of_list(path: Path, line: int, words: list[object], text: object) -> list[str]:
     if all(isinstance(word, str) for word in words):
-        return [f" {word}" if number else str(word) for number, word in enumerate(words)]
-    try:
-        ends: list[Any] = [end for _, end in words]  # type: ignore[misc, has-type]
-        assert isinstance(text, str)
-        starts = [0, *ends[:-1]]
-        found = [text[start:end] for start, end in zip(starts, ends, strict=True)]
-        assert all(word.strip() for word in found)
-    except (AssertionError, TypeError, ValueError):
+        texts = [whole_characters(str(word)) for word in words]
+        return [f" {word}" if number else word for number, word in enumerate(texts)]
+    ends = _ends(words, text) if isinstance(text, str) else None
+    if ends is None:
         reason = f"line {line}: words is {shown(words)}, not words or places in the text"
-        raise UserError("data.row", path, reason, _REMEDY) from None
-    return found
+        raise UserError("data.row", path, reason, _REMEDY)
+    return [str(text)[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def _ends(words: Sequence[object], text: str) -> list[int] | None:
+    """Return where each word ends; None unless all are places in the text, one after the other,
+    with a word in each.
+    """
+    ends: list[int] = []
+    for place in words:
+        if not isinstance(place, list) or len(place) != 2:
+            return None
+        start, end = place
+        if type(start) is not int or type(end) is not int:
+            return None
+        before = ends[-1] if ends else 0
+        if not before <= start < end <= len(text) or not text[start:end].strip():
+            return None
+        ends.append(end)
+    return ends
+
+
+def _tag(path: Path, line: int, tag: object) -> str:
+    """Return a tag, a text or a number. Raises UserError for another value."""
+    if isinstance(tag, str) and tag:
+        return whole_characters(tag)
+    if type(tag) is int:
+        return str(tag)
+    raise UserError("data.row", path, f"line {line}: {shown(tag)} is not a tag", _REMEDY)
 
 
 def _text_with_spans(path: Path, line: int, text: str, spans: list[object]) -> TaggedText:
@@ -320,7 +347,7 @@ def _span(path: Path, line: int, span: object, text: str) -> tuple[int, int, str
             start, end, label = span  # type: ignore[misc]
         if isinstance(start, int) and isinstance(end, int) and isinstance(label, str) and label:
             if 0 <= start < end <= len(text):
-                return start, end, label
+                return start, end, whole_characters(label)
             reason = f"line {line}: the span {start}:{end} is outside of the text"
             raise UserError("data.row", path, reason, "Count characters from 0")
     except (KeyError, TypeError, ValueError) as error:

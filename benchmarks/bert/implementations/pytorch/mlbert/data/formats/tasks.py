@@ -255,7 +255,7 @@ def _object_rows(
             field = value[_found(path, name, list(value), line)]
             if name in lists and isinstance(field, list):
                 field = _SEPARATOR.join(_plain(part) for part in field)
-            if isinstance(field, dict | list):
+            if isinstance(field, dict | list | bytes):
                 reason = f"line {line}: {name} is {shown(field)}, not text or a number"
                 raise UserError("data.row", path, reason, "Fix the row")
             fields.append(whole_characters(_plain(field)))
@@ -263,9 +263,13 @@ def _object_rows(
 
 
 def _plain(field: object) -> str:
-    if isinstance(field, str):
-        return field
-    return "" if field is None else json.dumps(field, default=str)
+    """Return a field as text. Parquet also has dates and decimals, which are written as Python
+    does.
+    """
+    if field is None:
+        return ""
+    is_of_json = isinstance(field, bool | int | float | list | dict)
+    return json.dumps(field, default=str) if is_of_json else str(field)
 
 
 def _found(path: Path, name: str, names: Sequence[str], line: int | None = None) -> str:
