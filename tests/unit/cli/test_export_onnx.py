@@ -13,6 +13,7 @@ import transformers
 from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForSequenceClassification
 from mlbert.models.weights.export import write_weights
+from mlbert.programs import onnx_export
 from same_weights import randomize
 from user_errors import assert_error_line
 
@@ -120,4 +121,37 @@ def test_wrong_words_are_refused_and_nothing_is_written(tmp_path, run_mlbert):
     status, _, complaint = run_mlbert("export", source, "--to", "onnx", "--out", there)
     assert status == 2
     assert_error_line(complaint, "file.exists", "there")
+    (tmp_path / "file").touch()
+    for form in ("huggingface", "onnx"):
+        inside = tmp_path / "file/out"
+        status, _, complaint = run_mlbert("export", source, "--to", form, "--out", inside)
+        assert status == 2
+        assert_error_line(complaint, "file.unwritable", inside)
     assert not list(tmp_path.glob(".*partial*"))
+
+
+def test_a_refused_or_killed_export_leaves_nothing(tmp_path, run_mlbert, monkeypatch):
+    source = saved(BertForMaskedLM(SHAPE), tmp_path)
+    left = tmp_path / ".out.partial"
+    left.mkdir()  # by a killed process
+
+    def refuse(*args: object, **settings: object) -> None:
+        raise torch.onnx.OnnxExporterError("Failed to convert.\nDetails")
+
+    monkeypatch.setattr(torch.onnx, "export", refuse)
+    status, _, complaint = run_mlbert("export", source, "--to", "onnx", "--out", tmp_path / "out")
+    assert status == 2
+    assert_error_line(complaint, "model.unsupported", "model.onnx")
+    assert not left.exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_padding_token_may_be_any_entry(tmp_path):
+    """Also the last one, as of a tokenizer to which it was added."""
+    saved(BertForMaskedLM(SHAPE), tmp_path)
+    model = onnx_export._Logits(tmp_path / "huggingface")
+    for pad in (0, 7, SHAPE.vocab_size - 1):
+        model.pad_token_id = pad
+        batch = model.inputs(2, 2000, seed=0)
+        words = batch["input_ids"][batch["attention_mask"] > 0]
+        assert set(words.tolist()) == set(range(SHAPE.vocab_size)) - {pad}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import shutil
 import statistics
 import time
 import warnings
@@ -32,6 +33,7 @@ from mlbert.models.weights.weight_files import check_target, new_path
 MODEL = "model.onnx"
 INT8_MODEL = "model_int8.onnx"
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime", "transformers")
+_REMEDY = "Use --to huggingface, and report the versions of torch and onnxruntime"
 TOLERANCE = 1e-4  # largest difference of logits between PyTorch and the float32 file
 _HEADS = ("SequenceClassification", "TokenClassification")  # others are masked-LM models
 # Batches on which the programs are compared, (sequences, tokens of the longest): none has the sizes
@@ -40,9 +42,8 @@ _TRACED = (2, 24)
 _COMPARED = ((1, 7), (3, 32), (2, 48))
 _TIMED = (8, 128)
 _REPEATS = 5
-_LARGEST_FILE = (
-    1_900_000_000  # bytes of weights; protobuf allows 2 GiB, so more go to a second file
-)
+# Bytes of weights; protobuf allows 2 GiB, so more go to a second file.
+_LARGEST_FILE = 1_900_000_000
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,14 @@ def export_onnx(source: Path, target: Path, int8: bool = False) -> list[Comparis
         PyTorch, then each file, compared on random tokens.
 
     Raises:
-        UserError: a package is missing, there are no weights, the target exists, or the written
-            file differs from PyTorch by more than `TOLERANCE`.
+        UserError: a package is missing, there are no weights, the target exists, the exporter
+            refuses the model, or the written file differs from PyTorch by more than `TOLERANCE`.
     """
     for package in _PACKAGES:
         import_package(package, "--to onnx", "onnx")
     check_target(target)
     with new_path(target) as folder:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
         export_to_huggingface(source, folder)
         model = _Logits(folder)
         _write_graph(model, folder / MODEL)
@@ -94,8 +95,7 @@ def export_onnx(source: Path, target: Path, int8: bool = False) -> list[Comparis
         found = _compare(model, folder / WEIGHTS, files)
         if (difference := found[1].difference) > TOLERANCE:
             reason = f"differs from PyTorch by {difference:.1g} in its logits"
-            remedy = "Use --to huggingface, and report the versions of torch and onnxruntime"
-            raise UserError("model.unsupported", MODEL, reason, remedy)
+            raise UserError("model.unsupported", MODEL, reason, _REMEDY)
         (folder / WEIGHTS).unlink()  # its numbers are in the graph
     return found
 
@@ -135,7 +135,8 @@ class _Logits(nn.Module):
         """
         draw = torch.Generator().manual_seed(seed)
         size = (sequences, length)
-        ids = torch.randint(self.pad_token_id + 1, self.vocab_size, size, generator=draw)
+        ids = torch.randint(self.vocab_size - 1, size, generator=draw)
+        ids += ids >= self.pad_token_id  # any entry but that one
         mask = torch.ones_like(ids)
         if sequences > 1:
             mask[-1, length // 2 :] = 0
@@ -148,18 +149,23 @@ def _write_graph(model: _Logits, file: Path) -> None:
     example = model.inputs(*_TRACED, seed=0)
     any_size = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     num_bytes = sum(value.numel() * value.element_size() for value in model.state_dict().values())
-    with _quiet():
-        torch.onnx.export(
-            model,
-            tuple(example.values()),
-            file,
-            input_names=model.names,
-            output_names=["logits"],
-            dynamic_shapes=tuple(any_size for _ in model.names),
-            dynamo=True,
-            external_data=num_bytes > _LARGEST_FILE,
-            verbose=False,
-        )
+    try:
+        with _quiet():
+            torch.onnx.export(
+                model,
+                tuple(example.values()),
+                file,
+                input_names=model.names,
+                output_names=["logits"],
+                dynamic_shapes=tuple(any_size for _ in model.names),
+                dynamo=True,
+                external_data=num_bytes > _LARGEST_FILE,
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        first_line, _, _ = str(error).strip().partition("\n")
+        reason = f"cannot be made by torch.onnx ({first_line})"
+        raise UserError("model.unsupported", MODEL, reason, _REMEDY) from None
 
 
 def _quantize(file: Path, target: Path) -> None:
@@ -177,7 +183,12 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        unread = io.StringIO()
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(unread),
+            contextlib.redirect_stderr(unread),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:

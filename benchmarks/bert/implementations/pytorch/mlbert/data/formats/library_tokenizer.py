@@ -186,11 +186,11 @@ def _added_tokens(added: Mapping[str, Any], file: Path) -> list[tuple[int, str]]
 
 def _token(values: object, file: Path) -> AddedToken:
     content = _content(values)
-    is_text = isinstance(content, str) and content and whole_characters(content) == content
-    if not isinstance(values, dict) or not is_text:
+    is_text = isinstance(content, str) and whole_characters(content) == content
+    if not isinstance(values, dict) or not content or not is_text:
         raise UserError("config.value", file, f"has the added token {shown(values)}", _REMEDY)
     flags = {name: bool(values[name]) for name in _FLAGS if values.get(name) is not None}
-    return AddedToken(content, **flags)
+    return AddedToken(str(content), **flags)
 
 
 def _add(

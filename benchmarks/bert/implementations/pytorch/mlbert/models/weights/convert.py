@@ -349,7 +349,6 @@ def add_words_to_model(source: Path, target: Path, words: Path) -> Report:
     larger = dataclasses.replace(shape, vocab_size=added.size)
     with tempfile.TemporaryDirectory() as folder:
         write_added_words(added, tokenizer, Path(folder), shape.max_position_embeddings)
-        target.parent.mkdir(parents=True, exist_ok=True)
         write_huggingface(
             target,
             extend_vocabulary(kept, added.pieces, added.size),

@@ -208,7 +208,6 @@ def export_to_huggingface(source: Path, target: Path) -> None:
     Raise UserError if there are no weights, or the target exists.
     """
     weight_files.check_target(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
     finished = source / HUGGINGFACE
     if finished.is_dir():
         with weight_files.new_path(target) as partial:

@@ -17,12 +17,12 @@ Matrices are [out, in], vectors [out]; vocabulary rows may be padded or not.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -296,33 +296,35 @@ def write_pt(target: Path, content: dict[str, Any]) -> None:
     Its bytes do not depend on its name. Raise UserError if it cannot be written.
     """
     with new_path(target) as path:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:  # given a path, torch.save would store its name in the file
             torch.save(content, file)
         fsync_path(path)
 
 
-@contextmanager
+@contextlib.contextmanager
 def new_path(target: Path) -> Iterator[Path]:
-    """Yield a temporary path and rename it to ``target`` on exit.
+    """Yield a temporary path in the target's folder, which is created, and rename it to
+    ``target`` on exit; if the block raises, remove it.
 
-    On failure, remove it and raise UserError.
+    Raise UserError if it cannot be written.
     """
     partial = target.with_name(f".{target.name}.partial")
     try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
         yield partial
         partial.rename(target)
         fsync_path(target.parent)
     except (OSError, SafetensorError, RuntimeError) as error:
         # torch.save reports a full disk as RuntimeError.
-        shutil.rmtree(partial, ignore_errors=True)
-        if not partial.is_dir():
-            partial.unlink(missing_ok=True)
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        reason = f"cannot be written ({reason})"
+        first_line, _, _ = str(error).partition("\n")
+        reason = f"cannot be written ({getattr(error, 'strerror', None) or first_line})"
         raise UserError(
             "file.unwritable", target, reason, "Free space or name another place"
         ) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def check_target(target: Path) -> None:
