@@ -21,7 +21,7 @@ from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.data.prepare import tokenizer_training
 from mlbert.data.prepare.corpus_files import find_sources
 from mlbert.data.prepare.executor import Executor
-from mlbert.data.prepare.tokenizer_folder import REPORT
+from mlbert.data.prepare.tokenizer_folder import OWN_NAME, REPORT
 from mlbert.data.prepare.tokenizer_text import TextCounts, TokenizerText, read_text, source_names
 from mlbert.data.prepare.tokenizer_training import KINDS, train_tokenizer
 from mlbert.host.progress import Progress
@@ -178,21 +178,27 @@ def test_names_of_sources() -> None:
     assert {*source_names(many, many).values()} == {"all text"}
 
 
-def test_compared_tokenizers(texts: Path, tmp_path: Path, run_mlbert: RunMlbert) -> None:
+def test_compared_tokenizers(
+    texts: Path, tmp_path: Path, run_mlbert: RunMlbert, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is called as the report calls the trained one."""
+    monkeypatch.chdir(tmp_path)
     words = ["prepare", "tokenizer", texts / "one", "--size", 320]
-    run_mlbert(*words, "--out", tmp_path / "first")
-    status, printed, _ = run_mlbert(
-        *words[:-1], 640, "--out", tmp_path / "second", "--compare", tmp_path / "first"
-    )
+    run_mlbert(*words, "--out", OWN_NAME)
+    status, printed, _ = run_mlbert(*words[:-1], 640, "--out", "second", "--compare", OWN_NAME)
     assert status == 0, printed
-    measures = json.loads((tmp_path / "second" / REPORT).read_text())["sources"]["one"]["measures"]
-    first = json.loads((tmp_path / "first" / REPORT).read_text())["sources"]["one"]["measures"]
-    assert measures[str(tmp_path / "first")] == first["new"]
-    assert measures["new"]["bytes_per_token"] > first["new"]["bytes_per_token"]
+    measures = json.loads(Path("second", REPORT).read_text())["sources"]["one"]["measures"]
+    first = json.loads(Path(OWN_NAME, REPORT).read_text())["sources"]["one"]["measures"]
+    assert measures[f"./{OWN_NAME}"] == first[OWN_NAME]
+    assert measures[OWN_NAME]["bytes_per_token"] > first[OWN_NAME]["bytes_per_token"]
 
 
 def test_what_is_refused(
-    texts: Path, tmp_path: Path, assert_fails: Callable[..., str], run_mlbert: RunMlbert
+    texts: Path,
+    tmp_path: Path,
+    assert_fails: Callable[..., str],
+    run_mlbert: RunMlbert,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = ["prepare", "tokenizer", texts, "--out", tmp_path / "out"]
     assert_fails([*words, "--kind", "word"], "config.choice", "--kind word")
@@ -220,6 +226,9 @@ def test_what_is_refused(
     (tmp_path / "out").mkdir()
     (tmp_path / "out/x").touch()
     assert_fails(words, "file.exists", tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert_fails([*words[:-1], "."], "file.exists", ".")
     chinese = " ".join(chr(0x4E00 + number) for number in range(400)) * 50
     with user_error("config.range", "--size"):
         train_tokenizer("unigram", [chinese], 320, executor=Executor())
@@ -230,11 +239,11 @@ def test_words_that_save_most(
 ) -> None:
     run_mlbert("prepare", "tokenizer", texts, "--size", 512, "--out", tmp_path / "old")
     words = ["prepare", "words", texts, "--tokenizer", tmp_path / "old", "--number", 20]
-    words += ["--out", tmp_path / "words.txt"]
+    words += ["--out", tmp_path / "new/words.txt"]
     status, printed, errors = run_mlbert(*words)
     assert status == 0, errors
     assert "words.txt: 20 words" in printed
-    chosen = read_words(tmp_path / "words.txt")
+    chosen = read_words(tmp_path / "new/words.txt")
     assert len(chosen) == 20
     old = load_tokenizer(tmp_path / "old")
     text = " ".join([*made_text(150), *made_text(150, 1)])

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from mlbert.cli.prepare.options import Out, PoolArguments, counted, say, with_options
-from mlbert.data.formats.manifest import MAX_TOKENS
+from mlbert.data.formats.manifest import MAX_TOKENS, make_folder
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.prepare.corpus_files import check_encoding, find_sources, format_counts
 from mlbert.data.prepare.tokenizer_folder import (
@@ -135,6 +135,7 @@ def words_command(
     check_encoding(encoding)
     if out.exists():
         raise UserError("file.exists", out, "already exists", "Name a new one")
+    make_folder(out.parent)
     known = load_tokenizer(tokenizer)
     executor = run.executor()
     sources = find_sources(texts, out, column=column)

@@ -126,7 +126,9 @@ def make_tokenizer(
             executor,
         )
         write_library(trained.library, folder, {"model_max_length": request.length})
-        measured = {OWN_NAME: load_tokenizer(folder), **request.compared}
+        measured = {OWN_NAME: load_tokenizer(folder)}
+        for name, tokenizer in request.compared.items():
+            measured[f"./{name}" if name == OWN_NAME else name] = tokenizer
         sources = {}
         for name, source in text.groups.items():
             held_out = source.held_out.texts
@@ -182,7 +184,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     """
     if target.is_symlink() or target.exists():
         is_empty = target.is_dir() and not target.is_symlink() and not any(target.iterdir())
-        if not is_empty:
+        if not is_empty or not target.name:  # the current folder cannot be replaced
             raise UserError("file.exists", target, "already exists", "Name a new one")
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
