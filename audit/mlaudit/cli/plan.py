@@ -109,8 +109,13 @@ def plan(
         float | None, typer.Option(help="With --recipe: tokens of the phase.", min=1, max=1e14)
     ] = None,
     length: Annotated[
-        int, typer.Option(help="With --recipe: tokens of a sequence.", min=16, max=32768)
-    ] = presets.ROW_TOKENS,
+        int | None,
+        typer.Option(
+            help=f"With --recipe: tokens of a sequence; default: {presets.ROW_TOKENS}.",
+            min=16,
+            max=32768,
+        ),
+    ] = None,
     tokens_per_second: Annotated[
         float | None, typer.Option(help="With --recipe: measured, per GPU.", min=1, max=1e9)
     ] = None,
@@ -128,9 +133,12 @@ def plan(
             "--batch-per-gpu": batch_per_gpu,
             "--precision": precision,
             "--samples": samples,
+            "--imbalance": None if imbalance == 1.0 else imbalance,
             "--efficiency": efficiency,
+            "--co2-per-kwh": co2_per_kwh,
             "--calibrate": calibrate or None,
             "--sweep": to_4096 or None,
+            "--budget": budget,
             "--html": html,
         }
         _refuse_with_recipe(benchmark_only)
@@ -150,17 +158,23 @@ def plan(
         found = pretraining.estimate(
             recipe,
             round(tokens),
-            length,
+            length or presets.ROW_TOKENS,
             request.hardware(given),
             load(),
-            Prices(price_per_gpu_hour, watts_per_gpu, co2_per_kwh),
+            Prices(price_per_gpu_hour, watts_per_gpu),
             tokens_per_second,
         )
         _show_pretraining(found, as_json)
         return 0
-    if tokens is not None or tokens_per_second is not None:
-        name = "--tokens" if tokens is not None else "--tokens-per-second"
-        raise UserError("config.missing", name, "needs --recipe", "Give --recipe modernbert-base")
+    recipe_only = {
+        "--tokens": tokens,
+        "--tokens-per-second": tokens_per_second,
+        "--length": length,
+    }
+    for name, value in recipe_only.items():
+        if value is not None:
+            remedy = "Give --recipe modernbert-base"
+            raise UserError("config.missing", name, "needs --recipe", remedy)
     if batch is not None and batch_per_gpu is not None:
         raise UserError(
             "config.conflict", "--batch-per-gpu", "conflicts with --batch", "Give one of the two"

@@ -97,4 +97,7 @@ def test_what_is_refused(assert_fails):
     refused("config.missing", "--recipe", "--recipe", "modernbert-base")
     refused("config.missing", "--tokens", "--tokens", "1e9")
     refused("config.conflict", "--recipe", *BASE, "--model", "large")
+    refused("config.missing", "--length", "--length", 8192)
+    for option, value in (("--budget", 5), ("--imbalance", 1.5), ("--co2-per-kwh", 0.4)):
+        refused("config.conflict", "--recipe", *BASE, option, value)
     refused("config.choice", "--gpu", *BASE, "--gpu", "v100")
