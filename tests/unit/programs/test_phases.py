@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,20 @@ from mlbert.config.recipe import MASKED_LM
 from mlbert.distributed.world import World
 from mlbert.host.console import standard_output
 from mlbert.host.json_files import read_json
+from mlbert.programs.custom_corpus.phase_plan import (
+    EXTEND,
+    STAGE1,
+    Parent,
+    PhaseRequest,
+    plan_phase,
+)
 from mlbert.recipes import masked_lm_text
 from mlbert.recipes.sections import resolve
 from mlbert.training.experiment import RunOptions, run_experiment
 from mosaic_texts import make_texts
 from programs import RunMlbert, wait_for
 from training_settings import read_metrics, read_summary
+from user_errors import user_error
 
 TINY = {
     "shape": "modernbert_base.json",
@@ -301,6 +310,19 @@ def test_presets_have_the_published_sizes(name: str, millions: float) -> None:
     assert preset.published["decay"] == 50_000_000_000
 
 
+@pytest.mark.parametrize("phase", [STAGE1, EXTEND])
+def test_a_row_is_no_longer_than_the_positions_of_a_bert(phase: str) -> None:
+    sizes = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 40}
+    shape = BertConfig(**sizes)
+    parent = Parent("bert", shape, None)
+    request = PhaseRequest("tiny", phase, 10_000, 40, ROWS, None)
+    plan = plan_phase(request, 0, parent)
+    assert BertConfig(**plan.shape) == shape, "a model without rotary positions keeps its shape"
+    with user_error("config.conflict", "--length 48"):
+        plan_phase(replace(request, length=48), 0, parent)
+
+
 def test_what_is_refused(tmp_path: Path, text: Path, pretrain: Pretrain, assert_fails) -> None:
     out = tmp_path / "out"
 
@@ -324,7 +346,8 @@ def test_what_is_refused(tmp_path: Path, text: Path, pretrain: Pretrain, assert_
     decay = ["--phase", "decay", "--from", out, "--batch", ROWS, "--tokens"]
     pretrain(final, *decay, 2 * STEP)
     words = ["pretrain", text, "--out", final, *decay, 8 * STEP]
-    assert_fails(words, "run.exists", final)
+    said = assert_fails(words, "run.other-settings", final)
+    assert "another --tokens" in said
     # The same folder with another phase.
     assert_fails(["pretrain", text, "--out", out, *decay, 8 * STEP], "run.other-settings", out)
 

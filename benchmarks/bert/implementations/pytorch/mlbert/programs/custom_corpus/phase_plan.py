@@ -141,7 +141,8 @@ class Parent:
 def plan_phase(request: PhaseRequest, num_bytes: int, parent: Parent | None) -> PhasePlan:
     """Choose the settings of a phase for a text of ``num_bytes``.
 
-    Raises UserError if the phase needs a preset, or weights to start from.
+    Raises UserError if the phase needs a preset, or weights to start from, or if these do not have
+    as many positions as a row.
     """
     before = None if parent is None else parent.plan
     name = request.preset or (before.preset if before else None)
@@ -154,6 +155,8 @@ def plan_phase(request: PhaseRequest, num_bytes: int, parent: Parent | None) -> 
         remedy = "Give --from and the folder of the phase before"
         raise UserError("config.missing", f"--phase {request.phase}", reason, remedy)
     length = _length(request, before)
+    if parent is not None:
+        _check_positions(length, parent)
     step_tokens = before.step_tokens if before else preset.rows * presets.ROW_TOKENS
     rows = request.rows or max(1, step_tokens // length)
     is_first = request.phase == STAGE1
@@ -187,6 +190,14 @@ def _length(request: PhaseRequest, before: PhasePlan | None) -> int:
     return presets.ROW_TOKENS if request.phase == STAGE1 else presets.EXTENDED_TOKENS
 
 
+def _check_positions(length: int, parent: Parent) -> None:
+    positions = parent.shape.max_position_embeddings
+    if parent.shape.position_embedding_type == "absolute" and length > positions:
+        reason = f"is more than the {positions} positions of {parent.start}"
+        remedy = f"Give --length {positions} or less"
+        raise UserError("config.conflict", f"--length {length}", reason, remedy)
+
+
 def _learning_rate(preset: Preset, phase: str, before: PhasePlan | None) -> float:
     if phase == STAGE1:
         return preset.learning_rate
@@ -198,7 +209,7 @@ def _learning_rate(preset: Preset, phase: str, before: PhasePlan | None) -> floa
 def _shape(preset: Preset, phase: str, parent: Parent | None, vocab_size: int) -> BertConfig:
     if parent is None:
         return replace(preset.shape, vocab_size=vocab_size, rope_theta=presets.SHORT_ROPE_THETA)
-    if phase == EXTEND:
+    if phase == EXTEND and parent.shape.is_rotary:
         theta = max(parent.shape.rope_theta, presets.LONG_ROPE_THETA)
         return replace(parent.shape, rope_theta=theta)
     return parent.shape

@@ -109,9 +109,12 @@ class PhaseRun(CorpusRun):
     def _identity(self) -> dict[str, Any]:
         request = self._request_of_phase
         start = self._asked.start
+        is_decay = request.phase == DECAY
         return {
             "--preset": request.preset,
             "--phase": request.phase,
+            # A decay has one end: it is not made longer, as a constant phase is.
+            "--tokens": request.tokens if is_decay else None,
             "--length": request.length,
             "--batch": request.rows,
             "--warmup-tokens": request.warmup_tokens,
@@ -178,12 +181,7 @@ class PhaseRun(CorpusRun):
         if plan is None:
             raise self._folder.damaged()
         asked = plan.steps(self._request_of_phase.tokens) * plan.step_tokens
-        is_done = int(summary["tokens"]) >= asked
-        if not is_done and plan.phase == DECAY:
-            reason = "has decayed to its end, so it cannot be made longer"
-            remedy = f"Branch another decay off {plan.parent} with another --out"
-            raise UserError("run.exists", self._folder.path, reason, remedy)
-        return is_done
+        return int(summary["tokens"]) >= asked
 
     def _complete_words(self, summary: Mapping[str, Any]) -> list[str]:
         trained = int(summary["tokens"])
