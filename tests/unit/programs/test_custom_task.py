@@ -19,7 +19,7 @@ from labeled_texts import PLACES, sentences, write_csv
 from mlbert.data.formats.tasks import TaskForm, TaskRows, read_training
 from mlbert.programs import custom_task
 from mlbert.programs.custom_task import draw_held_out
-from mlbert.programs.task_folder import new_folder
+from mlbert.programs.task_folder import held_folder, new_folder
 from mlbert.programs.task_guess import find_form
 from mlbert.programs.task_report import baselines, joined_texts
 from programs import RunMlbert
@@ -137,6 +137,7 @@ def test_columns_and_task_are_guessed(tmp_path: Path) -> None:
         ("text,score", "some text {n},0.{c}", NO_WORDS, (("text",), "score", 1)),
         ("text,stars", "some text {n},{c}", NO_WORDS, (("text",), "stars", None)),
         ("split,text,kind", "train,some text {n},{c}", NO_WORDS, (("text",), "kind", None)),
+        ("text,stars", "some text {n},{c}", ("", "", None), (("text",), "stars", None)),
         ("text,stars", "some text {n},{c}", (None, None, "numbers"), (("text",), "stars", 1)),
         ("text,score", "some text {n},0.{c}", (None, None, "classes"), (("text",), "score", None)),
     ):
@@ -176,6 +177,9 @@ def test_without_scikit_learn_the_majority_is_left(monkeypatch: pytest.MonkeyPat
         (GOOD, None, ("--label", "labels"), "data.columns", "train.csv"),
         (GOOD, None, ("--label", "text"), "data.labels", "train.csv"),
         (GOOD, None, ("--label", "text", "--text", "text"), "config.conflict", "--label text"),
+        (GOOD, None, ("--text", "text,text"), "config.conflict", "--text text,text"),
+        (GOOD, None, ("--label", "a,a"), "config.conflict", "--label a,a"),
+        (GOOD, None, ("--text", "a", "--label", "a,b"), "config.conflict", "--label a,b"),
         (
             "id,text,by,no\n" + "".join(f"{n},some {n},{n},{n}\n" for n in range(30)),
             None,
@@ -216,6 +220,13 @@ def test_runs_that_start_at_once_have_different_folders(tmp_path: Path) -> None:
         numbers = list(pool.map(lambda _: new_folder(tmp_path).number, range(40)))
     assert sorted(numbers) == [number for number in range(41) if number != 3]
     assert {path.name for path in tmp_path.iterdir()} == {f"run_{number}" for number in range(41)}
+
+
+def test_a_link_that_leads_nowhere_is_no_folder(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.symlink_to(tmp_path / "none")
+    with user_error("file.unwritable", out), held_folder(out, {}):
+        pytest.fail("the folder was created")
 
 
 def test_the_programs_of_the_docs_start_from_the_same_folder(folder, tmp_path, capsys) -> None:

@@ -17,10 +17,14 @@ import torch
 
 import tokenizer_kinds
 from labeled_texts import OTHER, PLACES, sentences, write_csv
-from mlbert.data.formats.tagged_words import read_tagged
+from mlbert.data.formats.tagged_words import read_tagged, read_task
 from mlbert.data.formats.tasks import TaskForm, read_texts
+from mlbert.distributed.world import World
+from mlbert.host.console import standard_output
 from mlbert.models.task_model import predict, read_card
 from mlbert.programs import custom_task
+from mlbert.programs.task_folder import new_folder
+from mlbert.programs.task_guess import find_form
 from mlbert.training import loop
 from programs import RunMlbert
 
@@ -92,11 +96,30 @@ def test_sets_of_classes_in_transformers(
     )
 
 
+def test_sets_of_a_text_that_is_called_labels(tmp_path: Path) -> None:
+    rows = [(text, "|".join(kinds)) for text, kinds in texts_with_sets(30)]
+    train = write_csv(tmp_path / "train.csv", ["labels", "kinds"], *rows)
+    asked = custom_task.Asked(
+        start=tmp_path,
+        train=train,
+        held_out=None,
+        form=find_form(train, "labels", "kinds", "labels"),
+        out=tmp_path / "out",
+    )
+    run = custom_task._Run(asked, {}, new_folder(asked.out), World(), standard_output())
+    given = read_task(train, asked.form)
+    run.write_parts(given, custom_task.draw_held_out(given))
+    parts = run.read_parts()
+    found = {
+        text: {part.classes[number] for number in numbers}
+        for part in parts
+        for text, numbers in zip(part.texts[0], part.label_lists, strict=True)
+    }
+    assert found == {text: set(kinds.split("|")) - {""} for text, kinds in rows}
+
+
 def test_sets_are_read_alike(tmp_path: Path) -> None:
     import pandas
-
-    from mlbert.data.formats.tagged_words import read_task
-    from mlbert.programs.task_guess import find_form
 
     rows = texts_with_sets(40)
     names = list(PLACES)

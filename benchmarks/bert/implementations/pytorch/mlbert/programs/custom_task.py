@@ -71,7 +71,7 @@ PATIENCE = 3  # evaluations without a better one, after which training ends
 SEED = 1
 _MOST_NAMED = 3  # repeated rows in a warning
 _MOST_TEXT = 40  # characters of a repeated row
-_SETS_COLUMN = "labels"
+_SETS_COLUMN = "labels"  # of the parts that are written, unless a text is called so
 
 
 @dataclass(frozen=True)
@@ -212,9 +212,12 @@ class _Run:
     def _form_of_parts(self) -> TaskForm:
         """Return the form of the files that `write_parts` writes."""
         form = self._asked.form
-        if form.kind == "set":
-            return replace(form, label_column=_SETS_COLUMN)
-        return form
+        if form.kind != "set":
+            return form
+        name = _SETS_COLUMN
+        while name in form.text_columns:
+            name += "_"
+        return replace(form, label_column=name)
 
     def _write_table(self, path: Path, rows: TaskRows, numbers: Sequence[int]) -> None:
         form = self._form_of_parts()

@@ -100,12 +100,16 @@ def held_folder(out: Path, asked: Mapping[str, Any]) -> Iterator[TaskFolder]:
 
 
 def new_folder(out: Path) -> TaskFolder:
-    """Create and lock the folder of the next run. Another process may be doing the same."""
+    """Create and lock the folder of the next run. Another process may be doing the same.
+
+    Raises OSError if it cannot be created.
+    """
+    out.mkdir(parents=True, exist_ok=True)
     number = 0
     while True:
         folder = TaskFolder(out, number)
         with contextlib.suppress(FileExistsError):
-            folder.path.mkdir(parents=True)
+            folder.path.mkdir()
             if folder.hold():
                 return folder
         number += 1

@@ -33,33 +33,32 @@ def find_form(
     Args:
         path: the training file.
         text: column of the text, or two with a comma between them;
-            None guesses by name, then by length.
+            None or no letters guess by name, then by length.
         label: column of the label, or of 0 and 1 for each class, with commas between them;
-            None guesses by name, then by the number of different values.
+            None or no letters guess by name, then by the number of different values.
         task: None infers it from the labels.
         skip_bad: leave out rows without a label.
 
     Raises:
         UserError: as `read_columns`, or a column cannot be guessed.
     """
-    is_plain = text is None and label is None
+    is_plain = not text and not label
     if task == "words" or (task is None and is_plain and is_tagged(path)):
         if not is_plain:
             reason = "name columns, but a tag for each word has none"
             raise UserError("config.conflict", "--text and --label", reason, "Remove them")
         return TaskForm((TEXT_NAME,), TAG_NAMES[0], kind="tags", skip_bad=skip_bad)
     texts = tuple(name.strip() for name in text.split(",")) if text else ()
-    if label in texts:
-        raise UserError(
-            "config.conflict", f"--label {label}", "is also the text", "Name two different columns"
-        )
+    _check_different(f"--text {text}", texts, ())
+    _check_different(f"--label {label}", (label,) if label else (), texts)
     in_file = column_names(path)
-    if label is not None and label not in in_file and "," in label:
+    if label and label not in in_file and "," in label:
         labels = tuple(name.strip() for name in label.split(","))
+        _check_different(f"--label {label}", labels, texts)
         texts = texts or _guess_texts(_columns(path, in_file, texts, labels), labels)
         return TaskForm(texts, ",".join(labels), kind="set", skip_bad=skip_bad)
     columns = _columns(path, in_file, texts, (label,) if label else ())
-    if label is None:
+    if not label:
         label = _guess_label(path, columns, texts)
     texts = texts or _guess_texts(columns, (label,))
     task = task or _guess_task(columns[label])
@@ -72,6 +71,15 @@ def find_form(
             "data.labels", path, reason, "Name another column with --label, or give --numbers"
         )
     return TaskForm(texts, label, 1 if task == "numbers" else None, skip_bad=skip_bad)
+
+
+def _check_different(option: str, names: Sequence[str], texts: Sequence[str]) -> None:
+    """Raise UserError if an option names a column twice, or one of the text."""
+    remedy = "Name different columns"
+    if len(set(names)) < len(names):
+        raise UserError("config.conflict", option, "names a column twice", remedy)
+    if not set(names).isdisjoint(texts):
+        raise UserError("config.conflict", option, "is also the text", remedy)
 
 
 def _columns(
