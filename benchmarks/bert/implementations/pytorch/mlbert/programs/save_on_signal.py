@@ -26,6 +26,7 @@ def signals_save() -> Iterator[None]:
         _caught.append(signum)
         os.kill(os.getpid(), signal.SIGUSR1)
 
+    _caught.clear()  # of an earlier run in this process
     before = {
         signum: signal.signal(signum, request_save) for signum in (signal.SIGINT, signal.SIGTERM)
     }

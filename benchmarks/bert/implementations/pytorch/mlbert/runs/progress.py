@@ -186,8 +186,9 @@ class Limits:
         )
 
     def place(self, state: TrainState) -> float:
-        """Return the place in the schedule, in steps of ``max_steps``, for the next learning
-        rate: skipped steps do not count.
+        """Return the place in the schedule, in steps of ``max_steps``, for the next learning rate.
+
+        Skipped steps do not count; with ``step_tokens``, their tokens do.
         """
         if self.step_tokens is None:
             return state.updates

@@ -10,7 +10,8 @@ to its checkpoint only.
 from __future__ import annotations
 
 import json
-import shutil
+import math
+import sys
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from mlbert.host.json_files import read_json
 
 _RECORD = "best.json"
 _WEIGHTS = "weights"
+_WORST = -sys.float_info.max  # stands for a metric that is not a number
 _REMEDY = "Free space, or name another folder"
 
 
@@ -63,6 +65,8 @@ class BestWeights:
 
         Raises UserError if they cannot be written.
         """
+        if math.isnan(metric):
+            metric = _WORST
         is_best = self.step is None or metric >= self._metrics[self.step] or step == self.step
         self._metrics[step] = metric
         if is_best:
@@ -98,10 +102,6 @@ class BestWeights:
         except (OSError, SafetensorError, KeyError) as error:
             reason = f"is damaged ({error})"
             raise UserError("run.damaged", path, reason, "Start anew in another folder") from None
-
-    def remove(self) -> None:
-        """Remove the files: the run is finished."""
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _file(self, step: int | None) -> Path:
         assert step is not None, "there was no evaluation"
