@@ -48,7 +48,7 @@ def workloads() -> dict[str, Workload]:
 
 def summary(predictions: Mapping[str, Prediction]) -> Table:
     """Return a table with a line for each step."""
-    table = Table(title="One training step: today's code, and with GeGLU and dropout in one kernel")
+    table = Table(title="One training step")
     table.add_column("step")
     for title in (
         "launches",
@@ -56,9 +56,6 @@ def summary(predictions: Mapping[str, Prediction]) -> Table:
         "TFLOP",
         "memory, GB",
         "tokens/s",
-        "J/token",
-        "of matrix rate",
-        "fused: tokens/s",
         "J/token",
         "of matrix rate",
     ):
@@ -70,12 +67,13 @@ def summary(predictions: Mapping[str, Prediction]) -> Table:
             f"{found.needed_teraflops:.1f}",
             f"{found.memory_gb:.0f}",
         ]
-        for low, high in ((found.low, found.high), (found.fused_low, found.fused_high)):
-            cells += [
-                f"{low.tokens_per_second:,.0f} to {high.tokens_per_second:,.0f}",
-                f"{1e3 * high.joules_per_token:.2f} to {1e3 * low.joules_per_token:.2f} m",
-                f"{low.matrix_share:.0%} to {high.matrix_share:.0%}",
-            ]
+        low = found.low
+        high = found.high
+        cells += [
+            f"{low.tokens_per_second:,.0f} to {high.tokens_per_second:,.0f}",
+            f"{1e3 * high.joules_per_token:.2f} to {1e3 * low.joules_per_token:.2f} m",
+            f"{low.matrix_share:.0%} to {high.matrix_share:.0%}",
+        ]
         table.add_row(name, *cells)
     return table
 
@@ -84,18 +82,17 @@ def parts_table(name: str, found: Prediction) -> Table:
     """Return the parts of one step."""
     table = Table(title=name)
     table.add_column("part")
-    for title in ("launches", "GB", "TFLOP", "ms", "ms, fused"):
+    for title in ("launches", "GB", "TFLOP", "ms"):
         table.add_column(title, justify="right")
     for part in (*PARTS, GAPS):
-        milliseconds = found.low.milliseconds[part], found.high.milliseconds[part]
-        fused = found.fused_low.milliseconds[part], found.fused_high.milliseconds[part]
+        slow = found.low.milliseconds[part]
+        fast = found.high.milliseconds[part]
         table.add_row(
             part,
             f"{found.launches.get(part, 0):,}",
             f"{found.gigabytes.get(part, 0.0):.1f}",
             f"{found.teraflops.get(part, 0.0):.1f}",
-            f"{milliseconds[1]:.1f} to {milliseconds[0]:.1f}",
-            f"{fused[1]:.1f} to {fused[0]:.1f}",
+            f"{fast:.1f} to {slow:.1f}",
         )
     return table
 

@@ -73,7 +73,6 @@ PARTS = (
 ELEMENTWISE = (NORMS, ROTATIONS, GATES, CASTS, DROPOUT)
 
 MASKED_SHARE = 0.3
-BYTES_OF_ACTIVATION = 2
 ADAMW: dict[str, Any] = {
     "betas": (0.9, 0.98),
     "eps": 1e-6,
@@ -146,30 +145,6 @@ class Workload:
         )
         work = BatchWork.of(batch, self.config.local_window)
         return BACKWARD_FACTOR * masked_lm(self.config, work)
-
-    @property
-    def fused_bytes(self) -> dict[str, int]:
-        """Bytes of the parts that PyTorch computes in many kernels, if each had one kernel.
-
-        GeGLU reads [T, 2 F] and writes [T, F]; backward reads [T, 2 F] and the gradient [T, F],
-        and writes [T, 2 F]. A residual sum reads two [T, D] and writes one, and backward adds two
-        gradients likewise, twice a layer; dropout's backward reads and writes [T, D] once.
-        """
-        rows = (self.config.num_hidden_layers - 1) * self.tokens + self.num_masked
-        inner = self.config.intermediate_size
-        hidden = self.config.hidden_size
-        gates = (2 * inner + inner) + (2 * inner + inner + 2 * inner)
-        sums = 2 * 3 * hidden + 2 * 3 * hidden + 2 * hidden
-        return {
-            GATES: rows * gates * BYTES_OF_ACTIVATION,
-            DROPOUT: rows * sums * BYTES_OF_ACTIVATION,
-        }
-
-    @property
-    def fused_launches(self) -> dict[str, int]:
-        """Launches of the parts in `fused_bytes`."""
-        layers = self.config.num_hidden_layers
-        return {GATES: 2 * layers, DROPOUT: 5 * layers}
 
 
 def count(workload: Workload, gpu: Gpu) -> Counted:
@@ -258,9 +233,7 @@ class Prediction:
         launches, gigabytes, teraflops: of each part.
         memory_gb: peak memory.
         needed_teraflops: FLOPs that the losses require.
-        low, high: the range of today's code.
-        fused_low, fused_high: the same, if GeGLU and dropout with residual sums were one kernel
-            each (`Workload.fused_bytes`).
+        low, high: the range.
     """
 
     launches: dict[str, int]
@@ -270,8 +243,6 @@ class Prediction:
     needed_teraflops: float
     low: Speed
     high: Speed
-    fused_low: Speed
-    fused_high: Speed
 
 
 def predict(workload: Workload, gpu: Gpu) -> Prediction:
@@ -295,8 +266,6 @@ def predict(workload: Workload, gpu: Gpu) -> Prediction:
         needed_teraflops=workload.flops / 1e12,
         low=speed(workload, low),
         high=speed(workload, high),
-        fused_low=speed(workload, fused_seconds(workload, gpu, MEASURED, low, launches)),
-        fused_high=speed(workload, fused_seconds(workload, gpu, TUNED, high, launches)),
     )
 
 
@@ -328,19 +297,3 @@ def seconds_of_parts(counted: Counted, workload: Workload, gpu: Gpu, kind: str) 
         seconds[part] += taken
     seconds[GAPS] = GAP * len(counted.step)
     return seconds
-
-
-def fused_seconds(
-    workload: Workload,
-    gpu: Gpu,
-    kind: str,
-    seconds: dict[str, float],
-    launches: dict[str, int],
-) -> dict[str, float]:
-    """Return the seconds of each part with one kernel for GeGLU, and one for dropout."""
-    assert gpu.rates is not None, f"the rates of {gpu.name} are not known"
-    found = dict(seconds)
-    for part, moved in workload.fused_bytes.items():
-        found[part] = moved / gpu.rates[kind].elementwise
-        found[GAPS] -= GAP * (launches[part] - workload.fused_launches[part])
-    return found
