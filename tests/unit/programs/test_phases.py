@@ -213,6 +213,21 @@ def test_a_model_without_optimizer_state(tmp_path: Path, pretrain: Pretrain) -> 
     assert state["optimizer"]["num_updates"] == read_summary(tmp_path / "final")["steps"]
 
 
+@pytest.mark.slow
+def test_the_card_of_a_bert_names_its_architecture(
+    tmp_path: Path, small_models: Path, pretrain: Pretrain
+) -> None:
+    sizes = ["--length", LENGTH, "--batch", ROWS, "--tokens", 2 * STEP]
+    for out, start in (("own", []), ("from_bert", ["--from", small_models / "bert"])):
+        new = [] if start else ["--vocab-size", 300]
+        pretrain(tmp_path / out, "--preset", "tiny", *sizes, *start, *new)
+    own = (tmp_path / "own/model/README.md").read_text()
+    assert "Architecture: ModernBERT with local and global attention" in own
+    from_bert = (tmp_path / "from_bert/model/README.md").read_text()
+    assert "Architecture: BERT with global attention" in from_bert
+    assert "tags: [masked-lm, bert]" in from_bert
+
+
 def test_tokens_are_counted_without_padding(tmp_path: Path, tree_root: Path) -> None:
     """Texts of uneven lengths, packed into micro-batches that they do not fill."""
     make_texts(tmp_path, tree_root)

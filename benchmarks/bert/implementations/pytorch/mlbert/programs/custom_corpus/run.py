@@ -167,6 +167,8 @@ def _changes(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> s
 
 def _model_card(folder: OwnFolder, facts: Facts, summary: dict[str, Any], length: int) -> str:
     shape = json.loads(folder.shape.read_text(encoding="utf-8"))
+    is_modern = shape.get("position_embedding_type") == "rotary"
+    architecture = "ModernBERT" if is_modern else "BERT"
     attention = "local and global" if shape.get("local_attention") else "global"
     tokenizer = load_tokenizer(folder.text)
     case = "removes case" if tokenizer.lower_case else "keeps case"
@@ -175,12 +177,12 @@ def _model_card(folder: OwnFolder, facts: Facts, summary: dict[str, Any], length
     return f"""---
 library_name: transformers
 pipeline_tag: fill-mask
-tags: [masked-lm, modernbert]
+tags: [masked-lm, {architecture.lower()}]
 ---
 
 # A masked language model of our own text
 
-* Architecture: ModernBERT with {attention} attention,
+* Architecture: {architecture} with {attention} attention,
   {shape["num_hidden_layers"]} layers x {shape["hidden_size"]},
   trained on {length} tokens at a time.
 * Text: {facts.characters:,} characters; scripts of its letters: {facts.scripts}.
