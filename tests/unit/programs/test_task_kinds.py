@@ -150,7 +150,7 @@ def test_sets_are_read_alike(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["model", pytest.param("bert", marks=pytest.mark.slow)])
 def test_tags_of_words_in_transformers(
-    small_models: Path, tmp_path: Path, run_mlbert: RunMlbert, monkeypatch, model: str
+    small_models: Path, tmp_path: Path, run_mlbert: RunMlbert, assert_fails, monkeypatch, model: str
 ) -> None:
     from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
@@ -160,6 +160,7 @@ def test_tags_of_words_in_transformers(
     words = ["--from", small_models / model, "--train", train, "--out", out, "--epochs", "4"]
     code, said, err = run_mlbert("finetune", *words)
     assert code == 0, said + err
+    assert "--predict FILE.jsonl" in said
     assert "words with tags (7: O, B-cold, B-warm, B-wet, I-cold, I-warm, I-wet)" in said
     assert all(name in said for name in ("precision", "each word's most frequent tag"))
     exported = out / "run_0/huggingface"
@@ -189,6 +190,11 @@ def test_tags_of_words_in_transformers(
     assert code == 0, err
     lines = [json.loads(line) for line in predicted.read_text().splitlines()]
     assert [line["text"] for line in lines] == ["the was", "a"], "a word is a line's first column"
+    table = tmp_path / "new.csv"
+    table.write_text("text\nthe sun was\n")
+    assert_fails(
+        ["finetune", "--predict", table, "--model", out / "run_0"], "file.wrong-kind", table
+    )
 
 
 def test_tags_are_read_alike(tmp_path: Path) -> None:

@@ -324,12 +324,14 @@ class _Run:
                 output.print(*tables, safe(note), sep="\n", highlight=False)
         partial.rename(folder / REPORT)
         files = [task_model.PREDICTIONS]
+        to_predict = "FILE.csv"
         if form.kind == "tags":
+            to_predict = "FILE.jsonl"
             files = [task_model.TAGGED_PREDICTIONS]
         elif form.kind == "one":
             files.append(task_model.CONFUSION)
         self.say(f"{folder}: {REPORT}, {', '.join(files)}, huggingface/")
-        self.say(f"next:\n  mlbert finetune --predict FILE.csv --model {folder}")
+        self.say(f"next:\n  mlbert finetune --predict {to_predict} --model {folder}")
 
 
 def _as_json(value: Any) -> Any:

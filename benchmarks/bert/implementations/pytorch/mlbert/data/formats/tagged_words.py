@@ -37,6 +37,7 @@ from mlbert.host.errors import UserError, nearest
 from mlbert.host.json_files import shown, whole_characters
 
 CONLL_SUFFIXES = (".conll", ".bio", ".iob", ".iob2")
+TABLE_SUFFIX = ".csv"  # of no form; .tsv may be lines with a word and its tag
 OBJECT_SUFFIXES = (".jsonl", ".json", ".parquet")
 WORD_NAMES = ("words", "tokens")
 TAG_NAMES = ("tags", "ner_tags", "pos_tags", "labels")
@@ -223,6 +224,10 @@ def _classes(path: Path, texts: Sequence[TaggedText]) -> tuple[str, ...]:
 
 
 def _texts(path: Path, with_tags: bool = True) -> Iterator[TaggedText]:
+    if path.suffix == TABLE_SUFFIX:
+        reason = "is a table, which has no tag for each word"
+        remedy = "Give .jsonl with a text on each line, or .conll with a word on each line"
+        raise UserError("file.wrong-kind", path, reason, remedy)
     if path.suffix in OBJECT_SUFFIXES:
         yield from _texts_of_objects(path, with_tags)
     else:
