@@ -177,6 +177,13 @@ def test_types_of_parquet_that_json_does_not_have(tmp_path: Path) -> None:
         read_columns(file, ["raw", "label"])
 
 
+def test_a_class_of_a_set_with_a_separator_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"text": "a", "label": ["folk", "soul|funk"]}\n')
+    with user_error("data.labels", file):
+        read_training(file, TaskForm(("text",), "label", kind="set"))
+
+
 def test_damaged_bytes(tmp_path: Path) -> None:
     for name, content, code, named in (
         ("x.jsonl", b'{"text": "x"\n', "data.row", "line 1"),

@@ -254,7 +254,11 @@ def _object_rows(
         for name in wanted:
             field = value[_found(path, name, list(value), line)]
             if name in lists and isinstance(field, list):
-                field = _SEPARATOR.join(_plain(part) for part in field)
+                parts = [_plain(part) for part in field]
+                if divided := next((part for part in parts if _SEPARATOR in part), None):
+                    reason = f"line {line}: {name} has {shown(divided)}, but | separates classes"
+                    raise UserError("data.labels", path, reason, "Rename the class")
+                field = _SEPARATOR.join(parts)
             if isinstance(field, dict | list | bytes):
                 reason = f"line {line}: {name} is {shown(field)}, not text or a number"
                 raise UserError("data.row", path, reason, "Fix the row")
