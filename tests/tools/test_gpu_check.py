@@ -20,7 +20,7 @@ from gpu_check.calls import CALLS, LIMITS, RESERVE
 from gpu_check.parts import parts_by_name
 from gpu_check.rows import Rows, read_rows
 from gpu_check.stage import Stage
-from programs import run_quietly, write_program
+from programs import run_checked, run_quietly, write_program
 
 TOOLS = Path(__file__).parents[1] / "assets" / "gpu_tools"
 MOST_FILES = 8
@@ -33,6 +33,22 @@ CASES = {
     "a half is missing": ((90.0, 45.0), None, None),
     "joules are not measured": ((90.0, None), (90.0, None), None),
 }
+
+# Runs the part `tests` without a test that exists. Arguments: tools, and the folder of the results.
+NO_TESTS = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+
+import torch
+
+from gpu_check import parts
+
+out = Path(sys.argv[2])
+parts.GPU_TESTS = ("test_none.py",)
+parts.run_part("tests", 2, out, out, out / "call1.jsonl", torch.device("cpu"))
+"""
 
 
 def dry_run(
@@ -155,6 +171,15 @@ def test_what_a_part_has_started_ends_with_it(tmp_path: Path) -> None:
     while is_running(orphan):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_missing_tests_are_a_failure(tree_root: Path, tmp_path: Path) -> None:
+    run_checked(
+        sys.executable, write_program(tmp_path / "run.py", NO_TESTS), tree_root / "tools", tmp_path
+    )
+    (row,) = read_rows(tmp_path / "call2.jsonl")
+    assert "no tests ran" in row["error"]
 
 
 def test_rows_of_parts_that_run_again_are_replaced(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ PACKAGES = {
     **dict.fromkeys(REQUIRED, "nothing can be measured without it"),
     "triton": "there are no fast kernels without it",
     "pytest": "the part tests needs it",
+    "hypothesis": "the part tests needs it",
     "transformers": "there is no comparison with transformers without it",
 }
 

@@ -524,7 +524,9 @@ def run_tests(bench: Bench) -> None:
     folder = tree_root() / "tests" / "gpu"
     files = [str(folder / name) for name in GPU_TESTS]
     options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--rootdir={tree_root()}"]
-    pytest.main([*files, *options], plugins=[Recorder()])
+    code = pytest.main([*files, *options], plugins=[Recorder()])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        bench.rows.append("pytest", {"error": f"no tests ran: exit code {int(code)}; see the log"})
 
 
 def parts_by_name() -> dict[str, Callable[[Bench], None]]:

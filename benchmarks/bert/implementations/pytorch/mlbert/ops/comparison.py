@@ -1,7 +1,7 @@
 """Compare an implementation of an op with the PyTorch reference, forward and backward.
 
-This decides whether a fast implementation is accurate enough:
-in the check before a run, in tests and in tools/gpu_check.sh.
+This decides whether a fast implementation is accurate enough, in the check before a run and in
+tests.
 
 The rule: relative to the op in float64, the error of an implementation may be at most twice that of
 PyTorch in the same precision. This applies to the root mean square (RMS) error of the output and of
