@@ -6,6 +6,7 @@ import pytest
 
 from mlbert.data.formats.tagged_words import read_tagged, read_untagged
 from mlbert.data.formats.tasks import TaskForm
+from mlbert.models.task_model import TaskCard, write_predictions
 from user_errors import user_error
 
 
@@ -41,3 +42,21 @@ def test_unpaired_surrogates_can_be_encoded(tmp_path: Path) -> None:
     file.write_text('{"words": ["\\ud800x", "b"]}\n{"text": "\\ud800x"}\n')
     form = TaskForm(("text",), "label", None, kind="tags", classes=("O", "B-PER"))
     assert read_untagged(file, form).texts == (["?x b", "?x"],)
+
+
+def test_a_predicted_word_with_a_space_is_one_column(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"words": ["New York", "", "\\u00a0is"], "tags": ["B-LOC", "O", "O"]}\n')
+    rows = read_tagged(file, None, skip_bad=False)
+    card = TaskCard(
+        text_columns=("text",),
+        label_column="label",
+        classes=rows.classes,
+        max_seq_length=8,
+        kind="tags",
+    )
+    written = tmp_path / "predictions.conll"
+    write_predictions(written, [rows], [["B-LOC", "O", "B-LOC"]], card)
+    read = read_tagged(written, rows.classes, skip_bad=False)
+    assert read.words == [["New_York", " _", " is"]]
+    assert read.label_lists == [[1, 0, 1]]

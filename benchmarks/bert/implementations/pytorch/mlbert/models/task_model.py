@@ -219,7 +219,9 @@ def _conll_lines(
             labels: list[str] = []
             if part.label_lists is not None:
                 labels = [card.classes[number] for number in part.label_lists[row]]
-            columns = [[word.strip() for word in words], *([labels] if labels else []), tags]
+            # A column for each word, also for one with a space or without a character.
+            written = ["_".join(word.split()) or "_" for word in words]
+            columns = [written, *([labels] if labels else []), tags]
             yield from (" ".join(fields) + "\n" for fields in zip(*columns, strict=True))
             yield "\n"
 
