@@ -205,7 +205,7 @@ def _differs(log: Log, key: str, text: str) -> Complaint:
 
 def check_seeds(results: ResultSet) -> Complaints:
     """Each log names one seed, and no two logs name the same."""
-    is_closed_rule = results.wanted_division == "closed" and results.round.needs_seeds
+    is_closed = results.wanted_division == "closed"
     uses: dict[Any, list[tuple[Log, Event]]] = defaultdict(list)
     for log in results.logs:
         seeds = log.all("seed")
@@ -215,7 +215,8 @@ def check_seeds(results: ResultSet) -> Complaints:
             text = f"seed {seeds[1].value!r}, but {seeds[0].value!r} in line {seeds[0].line}"
             yield log.warning(text, _SEED_RULE, seeds[1])
         elif not seeds:
-            yield log.error_if(is_closed_rule, "logs no seed", _SEED_RULE)
+            is_wrong = is_closed and results.round.needs_seeds
+            yield log.error_if(is_wrong, "logs no seed", _SEED_RULE)
         counted = seeds[:1] if log.is_ours else seeds
         for event in counted:
             uses[_seed_of(log, event)].append((log, event))
@@ -227,9 +228,9 @@ def check_seeds(results: ResultSet) -> Complaints:
         yield Complaint(
             Outcome.WARN, f"the seeds {values[0]} to {values[-1]} are evenly spaced", _SEED_RULE
         )
-    is_wrong = is_closed_rule or results.own_logs
+    is_asked = is_closed or results.own_logs
     for (seed, *_), found in uses.items():
-        yield from _repeated(seed, found, Outcome.ERROR if is_wrong else Outcome.WARN)
+        yield from _repeated(seed, found, Outcome.ERROR if is_asked else Outcome.WARN)
 
 
 def check_series(results: ResultSet) -> Complaints:

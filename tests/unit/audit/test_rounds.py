@@ -17,7 +17,6 @@ from logger_logs import write_log
 from mlaudit import rules
 from mlaudit.check import check
 from mlaudit.checks.run_identity import check_whose
-from mlaudit.checks.same import check_seeds
 from mlaudit.checks.system_file import check_description
 from mlaudit.cli.submission import app
 from mlaudit.findings import Finding, Outcome
@@ -199,15 +198,6 @@ def test_later_rounds_refuse_what_earlier_ones_allowed(
     later = _own(logs, LATEST)[f"own: {name}"]
     assert later.outcome is Outcome.ERROR
     assert words in later.words
-
-
-def test_a_repeated_seed_is_an_error_in_the_rounds_that_ask_for_seeds(tmp_path: Path) -> None:
-    logs = [read_log(write_log(tmp_path / f"result_{index}.txt", seed=5)) for index in range(3)]
-    for version, outcome in (("4.0.0", Outcome.WARN), ("4.1.0", Outcome.ERROR)):
-        results = ResultSet(logs, round=round_of_ruleset(version))
-        found = list(check_seeds(results))
-        assert {complaint.outcome for complaint in found} == {outcome}
-        assert len(found) == 2
 
 
 def test_statuses_of_descriptions_by_round(tmp_path: Path) -> None:
