@@ -64,7 +64,7 @@ from mlbert.optim import optimizers
 from mlbert.training import loop
 def build(config):
     data, optimizer = config[DataConfig], config[OptimizerConfig]
-    return make(e=optimizer.epsilon, r=schedule(config[ScheduleConfig].num_steps), p=data.epsilon)
+    return make(data.epsilon, e=optimizer.epsilon, rate=schedule(config[ScheduleConfig].num_steps))
 
 def other(optimizer):
     return optimizer.epsilon, optimizers.make, loop.loop

@@ -113,6 +113,6 @@ def test_mistakes_are_one_line_and_leave_nothing(trained, tmp_path, run_mlbert, 
         (("fill-mask", logdir, "no mask here"), "config.value", "text 'no mask here'"),
     ]:
         assert_fails(words, code, subject)
-    status, _, err = run_mlbert("export", logdir, "--to", "onnx")
+    status, _, err = run_mlbert("export", logdir, "--to", "gguf")
     assert (status, err.count("\n"), "huggingface" in err) == (2, 1, True)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

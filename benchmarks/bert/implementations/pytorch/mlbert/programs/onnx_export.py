@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from mlbert.host.errors import UserError, import_package
 from mlbert.host.json_files import read_json
+from mlbert.models.weights import roberta
 from mlbert.models.weights.load import WEIGHTS, export_to_huggingface
 from mlbert.models.weights.weight_files import check_target, new_path
 
@@ -116,6 +117,9 @@ class _Logits(nn.Module):
             self.model = kind.from_pretrained(folder, trust_remote_code=True).eval()
         self.vocab_size = int(config["vocab_size"])
         self.pad_token_id = int(config.get("pad_token_id") or 0)
+        positions = int(config["max_position_embeddings"])
+        unused = self.pad_token_id + 1 if config["model_type"] == roberta.MODEL_TYPE else 0
+        self.max_length = positions - unused
         has_segments = int(config.get("type_vocab_size") or 0) > 1
         segments = ["token_type_ids"] if has_segments else []
         self.names = ["input_ids", "attention_mask", *segments]
@@ -131,8 +135,9 @@ class _Logits(nn.Module):
 
     def inputs(self, sequences: int, length: int, seed: int) -> dict[str, Tensor]:
         """Return random tokens, int64 [S, L]; the last sequence is padded from its middle on, if
-        there are several.
+        there are several. L is ``length``, or the model's positions if they are fewer.
         """
+        length = min(length, self.max_length)
         draw = torch.Generator().manual_seed(seed)
         size = (sequences, length)
         ids = torch.randint(self.vocab_size - 1, size, generator=draw)

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlbert.data.formats.library_tokenizer import load_library
 from mlbert.data.formats.tokenizer import MOST_SPARE_ROWS
 from mlbert.data.formats.tokenizer_files import (
     TOKENIZER_CONFIG,
+    TOKENIZER_JSON,
     copy_tokenizer_files,
     is_plain,
     read_tokenizer_files,
@@ -40,7 +42,11 @@ def is_foreign(vocabulary: Path) -> bool:
 
 
 def check_foreign(vocabulary: Path, vocab_size: int) -> None:
-    """Raise UserError if a foreign tokenizer has more ids than the model, or far fewer."""
+    """Raise UserError if a foreign tokenizer has more ids than the model, or far fewer, or if the
+    library cannot read it.
+    """
+    if vocabulary.name == TOKENIZER_JSON:
+        load_library(read_json(vocabulary, _REMEDY), vocabulary)
     entries = 1 + max(_ids(vocabulary).values(), default=-1)
     if not 0 <= vocab_size - entries < MOST_SPARE_ROWS:
         reason = f"has {entries} entries, the model has vocab_size {vocab_size}"
