@@ -441,12 +441,10 @@ class BertForMaskedLM(BertBase):
         return flops.masked_lm(self.config, work)
 
 
-class BertForSequenceClassification(BertBase):
-    """BERT with a linear classifier of ``num_labels`` outputs (1 for regression), after pooling and
-    dropout.
+class _BertClassifier(BertBase):
+    """BERT with a linear classifier of ``num_labels`` outputs."""
 
-    The pooling is that of `BertConfig.classifier_pooling`.
-    """
+    cls: _Pooling  # if the classifier reads the masked-LM head's first part
 
     def __init__(
         self,
@@ -458,6 +456,33 @@ class BertForSequenceClassification(BertBase):
         super().__init__(config, dtype, fp8_products=fp8_products)
         self.num_labels = num_labels
         self.classifier = nn.Linear(config.hidden_size, num_labels)
+
+    def _classified(self, x_RD: Tensor, batch: Batch, keys: Keys | None, tokens: Tensor) -> Tensor:
+        """Return the classifier's logits of R rows, [R, L], after dropout in training.
+
+        Args:
+            x_RD: what the classifier reads.
+            batch: of the pass.
+            keys: dropout keys; None means evaluation.
+            tokens: int64 [R], the token that each row's dropout mask belongs to.
+        """
+        if keys is not None:
+            rows = batch.dropout_rows.index_select(0, tokens)
+            probability = self.config.hidden_dropout_prob
+            x_RD = ops.apply_dropout(x_RD, probability, keys[0][SITE_CLASSIFIER], rows)
+        return self._linear(x_RD, self.classifier)
+
+    def _after_head(self, hidden_RD: Tensor) -> Tensor:
+        """Return the masked-LM head's linear layer, GELU and LayerNorm of hidden states, [R, D]."""
+        return self._transformed(hidden_RD, cast(Dense, self.cls.predictions.transform))
+
+
+class BertForSequenceClassification(_BertClassifier):
+    """BERT with a linear classifier of ``num_labels`` outputs (1 for regression), after pooling and
+    dropout.
+
+    The pooling is that of `BertConfig.classifier_pooling`.
+    """
 
     def _is_pooled(self) -> bool:
         return self.config.classifier_pooling == "tanh"
@@ -476,20 +501,14 @@ class BertForSequenceClassification(BertBase):
         if self._is_pooled():
             pooled_SD = self._pooled(hidden_SD)
         else:
-            transform = cast(Dense, self.cls.predictions.transform)
-            pooled_SD = self._transformed(hidden_SD, transform)
-        if keys is not None:
-            rows = batch.dropout_rows.index_select(0, first)
-            pooled_SD = ops.apply_dropout(
-                pooled_SD, self.config.hidden_dropout_prob, keys[0][SITE_CLASSIFIER], rows
-            )
-        return SequenceLogits(self._linear(pooled_SD, self.classifier))
+            pooled_SD = self._after_head(hidden_SD)
+        return SequenceLogits(self._classified(pooled_SD, batch, keys, first))
 
     def _forward_flops(self, work: flops.BatchWork) -> int:
         return flops.classifier(self.config, work, self.num_labels)
 
 
-class BertForTokenClassification(BertBase):
+class BertForTokenClassification(_BertClassifier):
     """BERT with a linear classifier of ``num_labels`` outputs for each token at the batch's
     ``masked_positions``, after dropout.
 
@@ -498,17 +517,6 @@ class BertForTokenClassification(BertBase):
     """
 
     POOLED = False
-
-    def __init__(
-        self,
-        config: BertConfig,
-        num_labels: int,
-        dtype: torch.dtype = torch.float32,
-        fp8_products: Products | None = None,
-    ) -> None:
-        super().__init__(config, dtype, fp8_products=fp8_products)
-        self.num_labels = num_labels
-        self.classifier = nn.Linear(config.hidden_size, num_labels)
 
     def _add_heads(self) -> None:
         if self.config.is_rotary:
@@ -519,14 +527,8 @@ class BertForTokenClassification(BertBase):
         positions = batch.masked_positions
         hidden_MD = self._hidden(batch, keys, positions)
         if self.config.is_rotary:
-            transform = cast(Dense, self.cls.predictions.transform)
-            hidden_MD = self._transformed(hidden_MD, transform)
-        if keys is not None:
-            rows = batch.dropout_rows.index_select(0, positions)
-            hidden_MD = ops.apply_dropout(
-                hidden_MD, self.config.hidden_dropout_prob, keys[0][SITE_CLASSIFIER], rows
-            )
-        return TokenLogits(self._linear(hidden_MD, self.classifier))
+            hidden_MD = self._after_head(hidden_MD)
+        return TokenLogits(self._classified(hidden_MD, batch, keys, positions))
 
     def _forward_flops(self, work: flops.BatchWork) -> int:
         return flops.token_classifier(self.config, work, self.num_labels)
