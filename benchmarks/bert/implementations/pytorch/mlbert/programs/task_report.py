@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.table import Table
@@ -94,31 +96,42 @@ def baselines(train: TaskRows, evaluation: TaskRows) -> tuple[dict[str, np.ndarr
         (train.classes[most], most) if train.classes else ("the mean", train.labels.mean())
     )
     found = {f"always {name}": np.full(len(evaluation), value)}
-    try:
-        from sklearn.linear_model import LogisticRegression, Ridge
-
-        features, new_features = _tf_idf(train, evaluation)
-    except ImportError:
-        return found, f"For a TF-IDF baseline: {install_words('finetune')}"
-    except ValueError as error:  # the texts have no words
-        return found, f"no TF-IDF baseline: {error}"
-    name, model = (
-        ("logistic", LogisticRegression(max_iter=1000)) if train.classes else ("ridge", Ridge())
-    )
-    predicted = model.fit(features, train.labels).predict(new_features)
+    features, note = _tf_idf(train, evaluation)
+    if features is None:
+        return found, note
+    linear_models = features.linear_models
+    if train.classes:
+        name = "logistic"
+        model = linear_models.LogisticRegression(max_iter=1000)
+    else:
+        name = "ridge"
+        model = linear_models.Ridge()
+    predicted = model.fit(features.train, train.labels).predict(features.evaluation)
     return {**found, f"TF-IDF + {name} regression": predicted}, ""
 
 
-def _tf_idf(train: TaskRows, evaluation: TaskRows) -> tuple[np.ndarray, np.ndarray]:
-    """Return the features of both, from words and pairs of words.
+class _Features(NamedTuple):
+    """TF-IDF of words and pairs of words, a sparse matrix each [N, features]."""
 
-    Raises ImportError without scikit-learn, ValueError if the texts have no words.
-    """
-    from sklearn.feature_extraction.text import TfidfVectorizer
+    train: Any
+    evaluation: Any
+    linear_models: ModuleType  # of scikit-learn, to be fitted to them
 
-    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"\w+")
-    features = words.fit_transform(joined_texts(train))
-    return features, words.transform(joined_texts(evaluation))
+
+def _tf_idf(train: TaskRows, evaluation: TaskRows) -> tuple[_Features | None, str]:
+    """Return the features of both, or None and a note on why there are none."""
+    try:
+        import sklearn.linear_model as linear_models
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"\w+")
+        of_train = words.fit_transform(joined_texts(train))
+        of_evaluation = words.transform(joined_texts(evaluation))
+    except ImportError:
+        return None, f"For a TF-IDF baseline: {install_words('finetune')}"
+    except ValueError as error:  # the texts have no words
+        return None, f"no TF-IDF baseline: {error}"
+    return _Features(of_train, of_evaluation, linear_models), ""
 
 
 def _report_of_sets(
@@ -168,22 +181,18 @@ def set_baselines(train: TaskRows, evaluation: TaskRows) -> tuple[dict[str, np.n
     always = np.zeros((len(evaluation), len(train.classes)), bool)
     always[:, most] = True
     found = {f"always {train.classes[most]}": always}
-    try:
-        from sklearn.linear_model import LogisticRegression
-
-        features, new_features = _tf_idf(train, evaluation)
-    except ImportError:
-        return found, f"For a TF-IDF baseline: {install_words('finetune')}"
-    except ValueError as error:  # the texts have no words
-        return found, f"no TF-IDF baseline: {error}"
+    features, note = _tf_idf(train, evaluation)
+    if features is None:
+        return found, note
     predicted = np.zeros_like(always)
     for number in range(len(train.classes)):
         applies = known[:, number]
         if applies.all() or not applies.any():
             predicted[:, number] = applies[0]
             continue
-        model = LogisticRegression(max_iter=1000).fit(features, applies)
-        predicted[:, number] = model.predict(new_features)
+        model = features.linear_models.LogisticRegression(max_iter=1000)
+        model.fit(features.train, applies)
+        predicted[:, number] = model.predict(features.evaluation)
     return {**found, "TF-IDF + logistic regression": predicted}, ""
 
 
