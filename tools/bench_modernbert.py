@@ -146,17 +146,27 @@ def peer_model(start: BertForMaskedLM, attention: str) -> Any:
     return model.train()
 
 
-def our_side(batch: HostBatch, model: BertForMaskedLM, seed: int) -> Side:
-    """Return our step; moves the model's weights into a flat buffer."""
+def our_optimizer(
+    model: BertForMaskedLM, copy_dtype: torch.dtype | None = None
+) -> DecoupledStableAdamW:
+    """Return ModernBERT's optimizer; moves the model's weights into a flat buffer.
+
+    ``copy_dtype`` as for `mlbert.optim.optimizer.FlatOptimizer`.
+    """
     flat = FlatParameters(model.ordered_parameters())
-    optimizer = DecoupledStableAdamW(
+    return DecoupledStableAdamW(
         flat,
         ShardLayout.whole(flat.numel),
         base_lr=LEARNING_RATE,
         max_grad_norm=None,
+        copy_dtype=copy_dtype,
         **ADAMW,
     )
-    return trained_side(batch, model, seed, optimizer, MaskedLM("step"))
+
+
+def our_side(batch: HostBatch, model: BertForMaskedLM, seed: int) -> Side:
+    """Return our step; moves the model's weights into a flat buffer."""
+    return trained_side(batch, model, seed, our_optimizer(model), MaskedLM("step"))
 
 
 def plain_side(batch: HostBatch, start: BertForMaskedLM) -> Side:

@@ -6,33 +6,26 @@ train in bfloat16 (ours also in FP8) on logits of masked tokens only.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from bench_modernbert import peer_model
+from bench_modernbert import ADAMW, MASKED_SHARE, our_optimizer, peer_model
 from gpu_check.turns import TimedSide
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.flops import BACKWARD_FACTOR, BatchWork, masked_lm
 from mlbert.data.batches import HostBatch
 from mlbert.data.formats.ragged import Ragged
-from mlbert.distributed.sharding import ShardLayout
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.objectives import MaskedLM
 from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import compute_dtype, fp8_products
 from mlbert.ops.proof import prove
 from mlbert.optim import optimizers
-from mlbert.optim.adamw import DecoupledStableAdamW
-from mlbert.optim.flat import FlatParameters
 from mlbert.programs.bench.sides import LEARNING_RATE, trained_side
 
 SEED = 1
-MASKED_SHARE = 0.3
 FIRST_WORD = 5
-ADAMW: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 1e-5}
 
 
 def full_batch(config: BertConfig, length: int, tokens: int) -> HostBatch:
@@ -86,15 +79,7 @@ def our_side(
     dtype = compute_dtype(precision, device)
     products = fp8_products(precision, device)
     model = random_model(config, dtype, products, device)
-    flat = FlatParameters(model.ordered_parameters())
-    optimizer = DecoupledStableAdamW(
-        flat,
-        ShardLayout.whole(flat.numel),
-        base_lr=LEARNING_RATE,
-        max_grad_norm=None,
-        copy_dtype=optimizers.copy_dtype(precision, device),
-        **ADAMW,
-    )
+    optimizer = our_optimizer(model, optimizers.copy_dtype(precision, device))
     is_cuda = device.type == "cuda"
     side = trained_side(batch, model, SEED, optimizer, MaskedLM("step"), is_cuda, is_tuned)
     return TimedSide(
