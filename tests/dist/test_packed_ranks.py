@@ -12,20 +12,17 @@ from safetensors.torch import load_file
 
 from harness import start_ranks
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.recipe import MASKED_LM
 from mlbert.data.batches import HostBatch
 from mlbert.data.loading import text_run
 from mlbert.data.loading.masked_text import TextSource
 from mlbert.distributed.world import World
 from mlbert.host.console import standard_output
 from mlbert.host.environment import environment
-from mlbert.recipes import masked_lm_text
-from mlbert.recipes.sections import resolve
 from mlbert.training.experiment import RunOptions, run_experiment
 from mosaic_texts import make_texts
+from packed_text_run import packed_text_run
 from training_settings import read_metrics, read_summary
 
-LENGTH = 24
 ROWS = 8  # of a step, over all ranks
 STEPS = 6
 MOST_DIFFERENCE = 1e-6
@@ -60,38 +57,14 @@ class AllRanks:
 def train(folder: str, out: str, ranks: int, imitated: int) -> None:
     """Train on ``ranks`` ranks, or on one with the batches of ``imitated`` ranks."""
     work = Path(folder)
-    values = {
-        "recipe": MASKED_LM,
-        "precision": "fp32",
-        "bert_config_file": work / "bert_config.json",
-        "input_dir": work / "data/train_small",
-        "eval_dir": work / "data/val",
-        "tokenizer": str(work / "vocab.txt"),
-        "output_dir": work / out,
-        "max_seq_length": LENGTH,
-        "long_texts": "split",
-        "max_sequences_per_pack": 32,
-        "train_batch_size": ROWS // ranks,
-        "shuffle": "py1s",
-        "masking_rate": 0.3,
-        "seed": 1,
-        "optimizer": "decoupled_stableadamw",
-        "learning_rate": 0.01,
-        "opt_lamb_beta_1": 0.9,
-        "opt_lamb_beta_2": 0.98,
-        "weight_decay_rate": 1e-5,
-        "max_steps": STEPS,
-        "schedule": "constant",
-        "lr_first_step": 0,
-        "max_samples_termination": 10**15,
-        "eval_iter_start_samples": 10**15,
-        "eval_iter_samples": 10**15,
-        "target_mlm_accuracy": None,
-        "log_freq": 1,
-        "cpu_threads": 1,
-    }
-    layer = {name: (value, "test") for name, value in values.items()}
-    resolved = resolve(masked_lm_text.RECIPE, {}, given=layer)
+    resolved = packed_text_run(
+        work,
+        out,
+        train_batch_size=ROWS // ranks,
+        shuffle="py1s",
+        weight_decay_rate=1e-5,
+        max_steps=STEPS,
+    )
     if imitated > 1:
         make = text_run.make_source
 

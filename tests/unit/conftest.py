@@ -133,3 +133,12 @@ def make_set(tmp_path: Path) -> Callable[..., Path]:
         return write_set(tmp_path / name, random_rows(count, seed), shards, vocabulary=vocabulary)
 
     return make
+
+
+@pytest.fixture
+def one_cpu() -> Iterator[None]:
+    """Keep the test and its processes on one CPU."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)

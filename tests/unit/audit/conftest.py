@@ -1,7 +1,9 @@
 """A log of another program, and one of this code in a tree."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,18 @@ def run_mlaudit(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, 
         return int(end.value.code or 0), captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def as_json(run_mlbert: Callable[..., tuple[int, str, str]]) -> Callable[..., dict[str, Any]]:
+    """Return plan(*words), which runs ``mlbert plan … --json`` and returns what it prints."""
+
+    def plan(*words: object) -> dict[str, Any]:
+        code, out, err = run_mlbert("plan", *words, "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+    return plan
 
 
 @pytest.fixture

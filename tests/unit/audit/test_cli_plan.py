@@ -11,16 +11,6 @@ from mlbert.mlperf.rules import UNVERIFIED
 from programs import exports_of
 
 
-@pytest.fixture
-def as_json(run_mlbert):
-    def as_json(*words):
-        code, out, err = run_mlbert("plan", *words, "--json")
-        assert code == 0, err
-        return json.loads(out)
-
-    return as_json
-
-
 def test_words_and_json(run_mlbert, as_json):
     words = [
         "--model",

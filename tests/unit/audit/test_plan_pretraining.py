@@ -1,7 +1,5 @@
 """``mlbert plan --recipe``: hours, cost, energy and disk of pre-training on a number of tokens."""
 
-import json
-
 import pytest
 
 from mlaudit.planner.pretraining import flops_a_token
@@ -9,16 +7,6 @@ from mlbert.config import presets
 
 BASE = ("--recipe", "modernbert-base", "--tokens", "30e9", "--gpu", "h100", "--gpus", 1)
 HOUR = 3600.0
-
-
-@pytest.fixture
-def as_json(run_mlbert):
-    def as_json(*words):
-        code, out, err = run_mlbert("plan", *words, "--json")
-        assert code == 0, err
-        return json.loads(out)
-
-    return as_json
 
 
 def test_words(run_mlbert):

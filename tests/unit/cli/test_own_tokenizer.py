@@ -1,26 +1,18 @@
 """A tokenizer of one's own in a model of one's own, and domain words added to both."""
 
-import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from programs import RunMlbert, write_files
 
+pytestmark = pytest.mark.usefixtures("one_cpu")
+
 SUBJECTS = ["The old", "A young", "Every", "My"]
 NAMES = ["river", "teacher", "engine", "window", "Gärtner"]
 VERBS = ["finds", "builds", "paints", "ändert"]
 ENDS = ["slowly.", "twice today.", "again and again."]
-
-
-@pytest.fixture(autouse=True)
-def one_cpu() -> Iterator[None]:
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    yield
-    os.sched_setaffinity(0, before)
 
 
 def write_text(folder: Path) -> Path:

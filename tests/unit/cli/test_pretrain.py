@@ -3,18 +3,19 @@ what is refused.
 """
 
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from programs import RunMlbert, wait_for, write_files
 from user_errors import assert_error_line
+
+pytestmark = pytest.mark.usefixtures("one_cpu")
 
 WORDS = [
     ["The old", "A young", "Every"],
@@ -40,14 +41,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "".join(" ".join(line) + ("\n\n" if n % 5 == 4 else "\n") for n, line in enumerate(words))
     )
     return path
-
-
-@pytest.fixture(autouse=True)
-def one_cpu() -> Iterator[None]:
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    yield
-    os.sched_setaffinity(0, before)
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 
 from mlbert.config import presets
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.recipe import MASKED_LM
 from mlbert.distributed.world import World
 from mlbert.host.console import standard_output
 from mlbert.host.json_files import read_json
@@ -30,10 +29,9 @@ from mlbert.programs.custom_corpus.phase_plan import (
     PhaseRequest,
     plan_phase,
 )
-from mlbert.recipes import masked_lm_text
-from mlbert.recipes.sections import resolve
 from mlbert.training.experiment import RunOptions, run_experiment
 from mosaic_texts import make_texts
+from packed_text_run import PACKED_LENGTH, packed_text_run
 from programs import RunMlbert, wait_for
 from training_settings import read_metrics, read_summary
 from user_errors import user_error
@@ -238,42 +236,18 @@ def test_tokens_are_counted_without_padding(tmp_path: Path, tree_root: Path) -> 
     sizes = {"vocab_size": 15, "hidden_size": 32, "num_hidden_layers": 1}
     config = BertConfig(**sizes, num_attention_heads=2, intermediate_size=32, **shape)
     (tmp_path / "bert_config.json").write_text(config.to_json())
-    values = {
-        "recipe": MASKED_LM,
-        "precision": "fp32",
-        "bert_config_file": tmp_path / "bert_config.json",
-        "input_dir": tmp_path / "data/train_small",
-        "eval_dir": tmp_path / "data/val",
-        "tokenizer": str(tmp_path / "vocab.txt"),
-        "output_dir": tmp_path / "out",
-        "max_seq_length": 24,
-        "long_texts": "split",
-        "max_sequences_per_pack": 32,
-        "train_batch_size": 4,
-        "masking_rate": 0.3,
-        "seed": 1,
-        "optimizer": "decoupled_stableadamw",
-        "learning_rate": 0.01,
-        "opt_lamb_beta_1": 0.9,
-        "opt_lamb_beta_2": 0.98,
-        "weight_decay_rate": 0.0,
-        "step_tokens": step_tokens,
-        "max_steps": steps,
-        "warmup_steps": warmup,
-        "lr_first_step": 0,
-        "schedule": "constant",
-        "max_samples_termination": 10**15,
-        "eval_iter_start_samples": 10**15,
-        "eval_iter_samples": 10**15,
-        "target_mlm_accuracy": None,
-        "log_freq": 1,
-        "cpu_threads": 1,
-    }
-    layer = {name: (value, "test") for name, value in values.items()}
-    resolved = resolve(masked_lm_text.RECIPE, {}, given=layer)
+    resolved = packed_text_run(
+        tmp_path,
+        "out",
+        train_batch_size=ROWS,
+        weight_decay_rate=0.0,
+        step_tokens=step_tokens,
+        max_steps=steps,
+        warmup_steps=warmup,
+    )
     run_experiment(resolved, World(), standard_output(), RunOptions(mlperf_log=False))
     summary = read_summary(tmp_path / "out")
-    capacity = 4 * 24
+    capacity = ROWS * PACKED_LENGTH
     assert summary["steps"] * capacity > summary["tokens"], "rows are not full"
     assert summary["steps"] > steps
     # The run ends with the first step that reaches the tokens.
@@ -287,7 +261,7 @@ def test_tokens_are_counted_without_padding(tmp_path: Path, tree_root: Path) -> 
 
 @pytest.mark.slow
 def test_a_killed_phase_goes_on_bit_equal(tmp_path: Path, text: Path, pretrain: Pretrain) -> None:
-    """The preset `small`, as a process of its own."""
+    """The preset `small`, as a separate process."""
     sizes = ["--length", LENGTH, "--batch", ROWS, "--vocab-size", 300, "--warmup-tokens", 300]
     words = ["--preset", "small", "--tokens", 40 * STEP, *sizes]
     killed = tmp_path / "killed"
