@@ -37,7 +37,7 @@ _CHECKS = (
     "rules",
     "values",
 )
-# Ten logs of this code, relative to the tree.
+# Ten logs of this code, relative to the root of the repository.
 OWN_LOGS = "tests/assets/own_tree/results/cpu_demo/bert"
 
 

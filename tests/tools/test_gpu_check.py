@@ -70,7 +70,7 @@ def dry_run(
 
 
 def is_running(process: int) -> bool:
-    """Return False also for one that has ended and that nobody has waited for."""
+    """Return False also for one that has ended but was not waited for."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:

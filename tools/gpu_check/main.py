@@ -1,6 +1,6 @@
 """Test and measure what needs a GPU, in two calls (docs/gpu.md).
 
-gpu_check.sh starts this program. Each part runs in a process of its own, so a kernel that hangs or
+gpu_check.sh starts this program. Each part runs in a separate process, so a kernel that hangs or
 breaks the device costs its part only; a part that takes longer than its seconds is stopped, and the
 next one begins. Seconds that a part leaves go to the next. Rows are appended to call<N>.jsonl as
 they come. At the end, and if the call is ended early, the decisions are in call<N>.txt and

@@ -1,4 +1,4 @@
-"""The parts of the two calls (`gpu_check.calls`), each of which runs in a process of its own."""
+"""The parts of the two calls (`gpu_check.calls`), each of which runs in a separate process."""
 
 from __future__ import annotations
 

@@ -339,7 +339,7 @@ def check_numbers(results: ResultSet) -> Complaints:
         for event in log.events:
             if (event.key in _NUMBERS or is_numeric(event.key)) and not is_number(event.value):
                 text = f"{event.key} {event.value!r} is not a plain number"
-                # No tool calculates with a seed, so one that is written as text misleads nobody.
+                # No tool calculates with a seed, so one that is written as text does no harm.
                 is_seed_as_text = event.key == "seed" and _is_text_of_number(event.value)
                 is_needed = event.key in _NUMBERS and not is_seed_as_text
                 is_asked = log.is_ours or is_needed or _is_no_number(event)

@@ -174,8 +174,8 @@ def _fast_file(file: Path) -> Path | None:
     """Return the tokenizer.json that a vocabulary is or has next to it, or None."""
     if file.suffix == ".json":
         return file
-    beside = file.with_name(TOKENIZER_JSON)
-    return beside if file.name == VOCAB_FILE and beside.is_file() else None
+    neighbor = file.with_name(TOKENIZER_JSON)
+    return neighbor if file.name == VOCAB_FILE and neighbor.is_file() else None
 
 
 def _explain_missing(file: Path) -> None:
@@ -191,7 +191,7 @@ def _explain_missing(file: Path) -> None:
 
 
 def _stamp(path: Path) -> tuple[str, int, int]:
-    """Return what tells one content of a file from another."""
+    """Return path, time and size of a file, by which a changed one is noticed."""
     if not path.is_file():
         return str(path), -1, -1
     status = path.stat()

@@ -63,8 +63,8 @@ def encode(
                 yield tokens, len(tokens), False, [0] * len(label_lists[row]), label_lists[row]
             else:
                 second = text(1, row)
-                room = max_seq_length - 2 - len(between)
-                a, b = truncated(len(first), len(second), room)
+                most = max_seq_length - 2 - len(between)  # tokens of both texts
+                a, b = truncated(len(first), len(second), most)
                 tokens = [*cls, *first[:a], *between, *second[:b], *sep]
                 has_segments = tokenizer.special.frame.has_segments
                 end_of_first = 1 + a + len(between) if has_segments else len(tokens)

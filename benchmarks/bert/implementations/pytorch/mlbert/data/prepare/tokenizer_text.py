@@ -25,7 +25,7 @@ from mlbert.host.errors import UserError
 from mlbert.host.progress import Progress
 
 _FEW = 1 / 3  # of the characters to hold out of a source; if there are fewer, documents are cut
-MOST_GROUPS = 20  # sources that are told apart
+MOST_GROUPS = 20  # sources with figures for each
 _ALL = "all text"
 
 

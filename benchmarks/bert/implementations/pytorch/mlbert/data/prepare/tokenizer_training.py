@@ -153,7 +153,7 @@ def train_bpe(
     texts: Iterable[str], size: int, lower_case: bool | None, executor: Executor
 ) -> TrainedTokenizer:
     """Train byte pairs on the words that GPT-2's pattern finds. Case is kept."""
-    del lower_case, executor  # the library counts words in threads of its own
+    del lower_case, executor  # the library counts words in its own threads
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
