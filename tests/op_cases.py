@@ -1,8 +1,4 @@
-"""The ops as the model calls them: arguments of real shapes,
-and the FLOPs or bytes that they need at least.
-
-Bytes count each tensor that must be read or written once, including what the backward pass needs of
-the forward pass. An implementation that moves more data reaches a lower rate.
+"""The ops as the model calls them: arguments of real shapes.
 
 Legend: S sequences, T tokens, M masked tokens, N heads, H head size, D hidden, F inner size,
 V padded vocabulary.
@@ -18,27 +14,10 @@ import torch
 from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.flops import BatchWork
 from mlbert.data.batches import Batch
 from mlbert.ops.api import dropout_key
 
 SEED = 5
-
-
-@dataclass(frozen=True)
-class Cost:
-    """FLOPs, or bytes if ``flops`` is 0, of the forward and the backward pass."""
-
-    flops: tuple[float, float] = (0.0, 0.0)
-    bytes: tuple[float, float] = (0.0, 0.0)
-
-    def rate(self, seconds: float, which: slice) -> tuple[float, str]:
-        """Return the rate and its unit for the forward ([0:1]),
-        the backward ([1:2]) or both passes ([0:2]).
-        """
-        computes = any(self.flops)
-        amounts = self.flops if computes else self.bytes
-        return sum(list(amounts)[which]) / seconds / 1e12, "TFLOP/s" if computes else "TB/s"
 
 
 @dataclass(frozen=True)
@@ -49,14 +28,12 @@ class Case:
         op: name in the registry.
         arguments: returns the positional arguments of a draw; each draw has other numbers.
         gradient_of: positions of the arguments whose gradients are computed.
-        cost: cost of one call.
         variant: added to the op's name.
     """
 
     op: str
     arguments: Callable[[int], tuple[Any, ...]]
     gradient_of: tuple[int, ...]
-    cost: Cost
     variant: str = ""
 
     @property
@@ -79,8 +56,6 @@ class OpCases:
         self.batch = batch
         self.dtype = dtype
         self.device = batch.input_ids.device
-        self.element = torch.finfo(dtype).bits // 8
-        self.work = BatchWork.of(batch)
         self._key = dropout_key(SEED, 1, 2, 3)
 
     def random(self, *shape: int, dtype: torch.dtype | None = None, draw: int = 0) -> Tensor:
@@ -90,7 +65,7 @@ class OpCases:
         return values.to(dtype or self.dtype)
 
     def all(self) -> list[Case]:
-        """Return the cases whose speed matters, with the model's dropout rates."""
+        """Return a case of each of these ops, with the model's dropout rates."""
         return [
             self.attention(self.config.attention_probs_dropout_prob),
             self.dropout_add_layer_norm(),
@@ -103,11 +78,10 @@ class OpCases:
         ]
 
     def attention(self, dropout: float, alibi: bool = False) -> Case:
-        """Return a case whose backward pass computes five products to the forward pass's two."""
+        """Return a case with this dropout rate, with or without ALiBi's slopes."""
         config = self.config
         batch = self.batch
         heads = config.num_attention_heads
-        flops = 4.0 * self.work.squared_lengths * config.hidden_size
 
         def arguments(draw: int) -> tuple[Any, ...]:
             slopes = torch.linspace(0.5, 0.01, heads, device=self.device) if alibi else None
@@ -122,15 +96,12 @@ class OpCases:
             )
 
         variant = f"{'' if dropout else ' without dropout'}{' with ALiBi' if alibi else ''}"
-        return Case("attention", arguments, (0,), Cost(flops=(flops, 2.5 * flops)), variant)
+        return Case("attention", arguments, (0,), variant)
 
     def dropout_add_layer_norm(self) -> Case:
-        """Return a case that reads x and the residual and writes two results;
-        backward moves as much.
-        """
+        """Return a case with a residual and a bias of x."""
         size = self.config.hidden_size
         tokens = self.batch.num_tokens
-        moved = 4.0 * tokens * size * self.element
 
         def arguments(draw: int) -> tuple[Any, ...]:
             weight = self.random(size, dtype=torch.float32, draw=3 * draw)
@@ -151,15 +122,12 @@ class OpCases:
                 x_bias,
             )
 
-        return Case(
-            "dropout_add_layer_norm", arguments, (0, 1, 2, 3, 8), Cost(bytes=(moved, moved))
-        )
+        return Case("dropout_add_layer_norm", arguments, (0, 1, 2, 3, 8))
 
     def layer_norm_dropout(self) -> Case:
         """Return the case of the embeddings' norm, in float32."""
         size = self.config.hidden_size
         tokens = self.batch.num_tokens
-        moved = 4.0 * tokens * size
 
         def arguments(draw: int) -> tuple[Any, ...]:
             x = self.random(tokens, size, dtype=torch.float32, draw=draw)
@@ -168,15 +136,12 @@ class OpCases:
             probability = self.config.hidden_dropout_prob
             return (x, weight, bias, 1e-12, probability, self._key, self.batch.dropout_rows)
 
-        return Case("layer_norm_dropout", arguments, (0, 1, 2), Cost(bytes=(2 * moved, 3 * moved)))
+        return Case("layer_norm_dropout", arguments, (0, 1, 2))
 
     def masked_cross_entropy(self) -> Case:
-        """Return a case that reads the logits; backward reads them again
-        and overwrites them with the gradient.
-        """
+        """Return a case with the masked tokens of the batch."""
         num_masked = self.batch.num_masked
         columns = self.config.padded_vocab_size
-        moved = float(num_masked * columns * self.element)
 
         def arguments(draw: int) -> tuple[Any, ...]:
             return (
@@ -185,19 +150,13 @@ class OpCases:
                 self.config.vocab_size,
             )
 
-        return Case("masked_cross_entropy", arguments, (0,), Cost(bytes=(moved, 2 * moved)))
+        return Case("masked_cross_entropy", arguments, (0,))
 
     def embedding_sum(self) -> Case:
-        """Return a case with float32 tables.
-
-        Forward counts a word's row and a result for each token,
-        backward a gradient for each token and the word table.
-        """
+        """Return a case with float32 tables."""
         config = self.config
         batch = self.batch
         size = self.config.hidden_size
-        moved = 4.0 * batch.num_tokens * size
-        table = 4.0 * config.padded_vocab_size * size
 
         def arguments(draw: int) -> tuple[Any, ...]:
             rows = (
@@ -208,7 +167,7 @@ class OpCases:
             tables = (self.random(n, size, dtype=torch.float32, draw=draw) for n in rows)
             return (batch.input_ids, batch.segment_ids, batch.position_ids, *tables)
 
-        return Case("embedding_sum", arguments, (3, 4, 5), Cost(bytes=(2 * moved, moved + table)))
+        return Case("embedding_sum", arguments, (3, 4, 5))
 
     def linear_qkv(self) -> Case:
         """Return a case with separate parameters for Q, K and V."""
@@ -241,5 +200,4 @@ class OpCases:
             x = self.random(tokens, self.config.hidden_size, draw=draw)
             return (x, *(parameter(shape, draw) for shape in shapes), *flags)
 
-        flops = 2.0 * tokens * sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)
-        return Case(op, arguments, tuple(range(1 + len(shapes))), Cost(flops=(flops, 2 * flops)))
+        return Case(op, arguments, tuple(range(1 + len(shapes))))

@@ -144,11 +144,7 @@ def gemma(folder: Path, vocab_size: int = 600) -> Path:
     library.train_from_iterator(sentences(), trainer)
     content = library.to_str()
     library = with_entries(content, of_bytes)
-    library.post_processor = processors.TemplateProcessing(
-        single="<bos> $A <eos>",
-        pair="<bos> $A <eos> $B:1 <eos>:1",
-        special_tokens=[(token, library.token_to_id(token)) for token in ("<bos>", "<eos>")],
-    )
+    template(library, "<bos>", "<eos>")
     names = {
         "bos_token": "<bos>",
         "eos_token": "<eos>",
