@@ -28,7 +28,7 @@ def adopted(rows: Rows) -> dict[str, bool | None]:
     its joules are.
     """
     found: dict[str, bool | None] = {}
-    for side, baseline in _variants(rows):
+    for side, baseline in _baselines(rows).items():
         gains = [_gains(rows, side, baseline, half) for half in HALVES]
         every = [gain for both in gains for gain in both]
         known = [gain for gain in every if gain is not None]
@@ -42,8 +42,9 @@ def adopted(rows: Rows) -> dict[str, bool | None]:
 def decision_lines(rows: Rows) -> list[str]:
     """Return the decisions, the goals, the opponents and the failures, one a line."""
     lines = []
+    baselines = _baselines(rows)
     for side, verdict in adopted(rows).items():
-        baseline = dict(_variants(rows))[side]
+        baseline = baselines[side]
         gains = [_gains(rows, side, baseline, half) for half in HALVES]
         words = ", ".join(_gain_words(gain) for gain in gains)
         if verdict is None:
@@ -93,10 +94,9 @@ def _speed_lines(rows: Rows) -> Iterator[str]:
         yield words
 
 
-def _variants(rows: Rows) -> Iterator[tuple[str, str]]:
-    """Yield each side with a baseline, and the baseline."""
-    found = {row["side"]: row["baseline"] for row in rows if row.get("baseline")}
-    yield from found.items()
+def _baselines(rows: Rows) -> dict[str, str]:
+    """Return the baseline of each side that has one."""
+    return {row["side"]: row["baseline"] for row in rows if row.get("baseline")}
 
 
 def _gains(rows: Rows, side: str, baseline: str, half: int) -> list[float | None]:

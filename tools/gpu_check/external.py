@@ -51,15 +51,15 @@ def run(
     program = shutil.which(words[0])
     if program is None:
         return f"{words[0]} is not installed"
-    options: dict[str, Any] = {
-        "capture_output": True,
-        "text": True,
-        "errors": "replace",
-        "check": False,
-    }
     try:
         return subprocess.run(
-            [program, *words[1:]], timeout=seconds, env={**os.environ, **variables}, **options
+            [program, *words[1:]],
+            timeout=seconds,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return f"{words[0]} took longer than {seconds:.0f} s"

@@ -6,13 +6,12 @@ epilogues and alignments. Two layers are enough to contain all of them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from gpu_check.hardware import Meter, synchronize
+from gpu_check.hardware import Meter, calls_within, measure_calls, synchronize
 from gpu_check.published_step import PublishedStep
 from mlbert.ops import cublaslt
 from mlbert.ops.cublaslt_library import APART, Library, MatmulProblem
@@ -88,17 +87,9 @@ def measure(
     def timer(work: Callable[[], object]) -> list[float]:
         work()
         synchronize(device)
-        started = time.perf_counter()
-        work()
-        synchronize(device)
-        count = max(1, int(seconds / max(time.perf_counter() - started, 1e-6)))
-        joules = meter.joules()
-        started = time.perf_counter()
-        for _ in range(count):
-            work()
-        synchronize(device)
-        taken = (time.perf_counter() - started) / count
-        used = meter.joules_since(joules)
+        count = calls_within(seconds, work, device)
+        all_seconds, used = measure_calls(count, work, device, meter)
+        taken = all_seconds / count
         times = {"ms": 1e3 * taken}
         if used is not None:
             times["millijoules"] = 1e3 * used / count

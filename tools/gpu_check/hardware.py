@@ -65,6 +65,14 @@ def environment_facts(device: torch.device) -> dict[str, object]:
     return facts
 
 
+def once_seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Return the time of one call, at least a microsecond."""
+    started = time.perf_counter()
+    call()
+    synchronize(device)
+    return max(time.perf_counter() - started, 1e-6)
+
+
 def queued_seconds(call: Callable[[], object], device: torch.device, seconds: float) -> float:
     """Return the mean time of a call that is repeated for about ``seconds``, without the host's.
 
@@ -72,10 +80,7 @@ def queued_seconds(call: Callable[[], object], device: torch.device, seconds: fl
     """
     call()
     synchronize(device)
-    started = time.perf_counter()
-    call()
-    synchronize(device)
-    once = max(time.perf_counter() - started, 1e-6)
+    once = once_seconds(call, device)
     if device.type != "cuda":
         return once
     count = max(1, min(MAX_CALLS, int(seconds / 2 / once)))
@@ -149,6 +154,24 @@ class Meter:
         """Return the joules since a call of `joules`, or None if they are not measured."""
         now = self.joules()
         return None if now is None or before is None else now - before
+
+
+def calls_within(seconds: float, call: Callable[[], object], device: torch.device) -> int:
+    """Return how many calls take about ``seconds``, at least 1, from the time of one call."""
+    return max(1, int(seconds / once_seconds(call, device)))
+
+
+def measure_calls(
+    count: int, call: Callable[[], object], device: torch.device, meter: Meter
+) -> tuple[float, float | None]:
+    """Return the seconds and the joules of ``count`` calls; None if joules are not measured."""
+    joules = meter.joules()
+    started = time.perf_counter()
+    for _ in range(count):
+        call()
+    synchronize(device)
+    taken = time.perf_counter() - started
+    return taken, meter.joules_since(joules)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_check.calls import CALLS, DRY_SECONDS, LIMITS, RESERVE
+from gpu_check.command import command_of
 from gpu_check.decisions import adopted, decision_lines
 from gpu_check.rows import Rows, read_rows
 from gpu_check.stage import Stage
@@ -117,10 +118,7 @@ def main(words: list[str]) -> int:
         stages = tuple(stage for stage in kept if stage.parts)
     for folder in (out, work):
         folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "gpu_check.main", "--call", str(options.call)]
-    command += ["--out", str(out), "--work", str(work), "--first", str(first)]
-    if options.dry_run:
-        command.append("--dry-run")
+    command = command_of(options.call, work, out, first, options.dry_run)
     return run_call(options.call, stages, command, out, work, options.dry_run)
 
 

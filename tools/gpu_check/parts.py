@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gpu_check import external, gemm, kernels, modernbert, published_step
+from gpu_check.command import command_of
 from gpu_check.decisions import adopted
 from gpu_check.hardware import environment_facts, synchronize
 from gpu_check.profile import profile_step
@@ -43,6 +44,7 @@ OPPONENT_SEQUENCES = 96
 OPPONENT_ATTENTION = ("sdpa", "flex_attention")
 DRY_OPPONENT_ATTENTION = ("sdpa", "eager")  # transformers compiles flex_attention for minutes
 GPU_TESTS = ("test_fp8.py", "test_graphs.py")
+PUBLISHED_SHAPE = "large"  # of BERT
 FP8_OPERAND = torch.float8_e4m3fn
 
 
@@ -84,7 +86,7 @@ def full_scale() -> Scale:
     """Return the published sizes."""
     padded = "vocab_size_multiple=64"
     return Scale(
-        bert=_shape("large"),
+        bert=_shape(PUBLISHED_SHAPE),
         base=_shape("modernbert_base", padded),
         large=_shape("modernbert_large", padded),
         layers=4,
@@ -104,7 +106,7 @@ def tiny_scale() -> Scale:
     """Return sizes for a dry run on a CPU."""
     sizes = "hidden_size=64 num_attention_heads=1 intermediate_size=64 num_hidden_layers=2"
     modern = _shape("modernbert_base", f"{sizes} vocab_size=512 local_attention=16")
-    bert = _shape("large", f"{sizes} vocab_size=1018 max_position_embeddings=48")
+    bert = _shape(PUBLISHED_SHAPE, f"{sizes} vocab_size=1018 max_position_embeddings=48")
     return Scale(
         bert=bert,
         base=modern,
@@ -133,7 +135,7 @@ class Bench:
         work: folder for files that are not results.
         out: folder of the results.
         first: file with the rows of the first call, for the second one.
-        command: returns the command that runs another part of this call.
+        command: runs another part of this call with ``--part`` and its name.
     """
 
     rows: Rows
@@ -142,7 +144,7 @@ class Bench:
     work: Path
     out: Path
     first: Path
-    command: Callable[[str], list[str]]
+    command: list[str]
 
     @property
     def is_dry(self) -> bool:
@@ -169,7 +171,7 @@ class Bench:
         settings = {"BATCHSIZE": str(packs), **(changes or {})}
         if self.is_dry and settings.get("OPS") == "fused":
             settings["OPS"] = "plain"  # the kernel needs Hopper
-        other_shape = None if shape == full_scale().bert else shape
+        other_shape = None if shape == _shape(PUBLISHED_SHAPE) else shape
         resolved = published_step.configured(precision, self.work, settings, other_shape)
         remarks: list[str] = []
         published = published_step.PublishedStep(resolved, self.device, remarks.append, is_tuned)
@@ -317,7 +319,7 @@ def _load_compiled(bench: Bench, name: str) -> None:
 
 def check_memory(bench: Bench) -> None:
     """Run the new kernels under compute-sanitizer."""
-    command = bench.command("memchecked")
+    command = [*bench.command, "--part", "memchecked"]
     bench.rows.measure("fused products", partial(external.sanitize, command, MEMCHECK_SECONDS))
 
 
@@ -343,21 +345,22 @@ def turns_of_bert(bench: Bench) -> None:
 
 def turns_of_modernbert(bench: Bench) -> None:
     """Measure ModernBERT-base's steps in turns."""
-    makes: dict[str, Make] = {}
-    for length in bench.scale.lengths:
-        for precision in ("bf16", "fp8"):
-            name = f"modernbert base {length} {precision}"
-            makes[name] = partial(bench.modernbert, "base", length, precision)
-    take_turns(bench.rows, makes, bench.scale.turn_seconds, bench.device)
+    steps = itertools.product(bench.scale.lengths, ("bf16", "fp8"))
+    _turns_of_size(bench, "base", steps)
 
 
 def turns_of_large(bench: Bench) -> None:
     """Measure ModernBERT-large's steps in turns."""
     short, long = bench.scale.lengths
+    _turns_of_size(bench, "large", ((short, "bf16"), (short, "fp8"), (long, "bf16")))
+
+
+def _turns_of_size(bench: Bench, size: str, steps: Iterable[tuple[int, str]]) -> None:
+    """Measure steps of a ModernBERT in turns, each with a length and a precision."""
     makes: dict[str, Make] = {}
-    for length, precision in ((short, "bf16"), (short, "fp8"), (long, "bf16")):
-        name = f"modernbert large {length} {precision}"
-        makes[name] = partial(bench.modernbert, "large", length, precision)
+    for length, precision in steps:
+        name = f"modernbert {size} {length} {precision}"
+        makes[name] = partial(bench.modernbert, size, length, precision)
     take_turns(bench.rows, makes, bench.scale.turn_seconds, bench.device)
 
 
@@ -418,7 +421,7 @@ def _time_algorithms(bench: Bench, precision: str) -> None:
 
 def read_counters(bench: Bench) -> None:
     """Read ncu's counters of the first launch of two kernels."""
-    command = bench.command("counted")
+    command = [*bench.command, "--part", "counted"]
     counting = partial(external.count_kernels, COUNTED, command, COUNT_SECONDS)
     bench.rows.measure("ncu", counting)
 
@@ -561,11 +564,6 @@ def run_part(
     is_dry = device.type != "cuda"
     ops.select("auto", device)
 
-    def command(other: str) -> list[str]:
-        words = [sys.executable, "-m", "gpu_check.main", "--part", other, "--call", str(call)]
-        words += ["--out", str(out), "--work", str(work), "--first", str(first)]
-        return [*words, "--dry-run"] if is_dry else words
-
     bench = Bench(
         rows=Rows(out / f"call{call}.jsonl", part),
         scale=tiny_scale() if is_dry else full_scale(),
@@ -573,6 +571,6 @@ def run_part(
         work=work,
         out=out,
         first=first,
-        command=command,
+        command=command_of(call, work, out, first, is_dry),
     )
     parts_by_name()[part](bench)

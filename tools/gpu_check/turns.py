@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gpu_check.hardware import Meter, sampled_power, synchronize
+from gpu_check.hardware import Meter, calls_within, measure_calls, sampled_power, synchronize
 from gpu_check.rows import Rows, read_rows
 
 WARM_UP = 2
@@ -88,20 +87,10 @@ def measure_turn(
     for _ in range(WARM_UP):
         side.step()
     synchronize(device)
-    started = time.perf_counter()
-    side.step()
-    synchronize(device)
-    once = time.perf_counter() - started
-    count = max(1, int(seconds / max(once, 1e-6)))
+    count = calls_within(seconds, side.step, device)
     meter = Meter(device)
     with sampled_power() as power:
-        joules = meter.joules()
-        started = time.perf_counter()
-        for _ in range(count):
-            side.step()
-        synchronize(device)
-        taken = time.perf_counter() - started
-        used = meter.joules_since(joules)
+        taken, used = measure_calls(count, side.step, device, meter)
     found: dict[str, Any] = {
         "side": side.name,
         "half": half,
