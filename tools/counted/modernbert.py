@@ -23,6 +23,7 @@ import torch
 from counted.attention_tiles import KERNELS, seconds_of_launch
 from counted.gpus import MEASURED, TUNED, Gpu
 from counted.model import seconds_of
+from counted.parts import Total
 from counted.pretend import DEVICE
 from counted.recorder import Operand, Operation, RecordedCapture, recording
 from counted.steps import Counted, Trained, models_on_the_device, run
@@ -248,20 +249,15 @@ class Prediction:
 def predict(workload: Workload, gpu: Gpu) -> Prediction:
     """Count the workload's step, and model it at both rates."""
     counted = count(workload, gpu)
-    launches = dict.fromkeys(PARTS, 0)
-    moved = dict.fromkeys(PARTS, 0)
-    flops = dict.fromkeys(PARTS, 0)
+    sums = {part: Total() for part in PARTS}
     for operation in counted.step:
-        part = part_of(operation, workload.config)
-        launches[part] += 1
-        moved[part] += operation.moved
-        flops[part] += operation.flops
+        sums[part_of(operation, workload.config)].add(operation)
     low = seconds_of_parts(counted, workload, gpu, MEASURED)
     high = seconds_of_parts(counted, workload, gpu, TUNED)
     return Prediction(
-        launches=launches,
-        gigabytes={part: value / 1e9 for part, value in moved.items()},
-        teraflops={part: value / 1e12 for part, value in flops.items()},
+        launches={part: total.launches for part, total in sums.items()},
+        gigabytes={part: total.moved / 1e9 for part, total in sums.items()},
+        teraflops={part: total.flops / 1e12 for part, total in sums.items()},
         memory_gb=counted.memory.peak / 1e9,
         needed_teraflops=workload.flops / 1e12,
         low=speed(workload, low),
