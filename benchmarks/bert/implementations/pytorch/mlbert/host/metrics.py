@@ -42,5 +42,5 @@ def evaluation_titles() -> dict[str, str]:
 
 def logger_name(name: str) -> str:
     """Return the name of a metric of evaluations in TensorBoard and Weights & Biases."""
-    metric = EVALUATION_METRICS.get(name)
-    return metric.logger_name or name if metric else name
+    metric = EVALUATION_METRICS.get(name, Metric())
+    return metric.logger_name or name
