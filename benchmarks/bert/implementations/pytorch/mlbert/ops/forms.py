@@ -98,10 +98,10 @@ def fastest_exact(op: str, kind: str) -> Implementation:
     """
     usable = (name for name in _tried(AUTO, kind) if not _why_missing(name, kind))
     forms = _exact[op]
-    return next((forms[name] for name in usable if name in forms), forms["plain"])
+    return next((forms[name] for name in usable if name in forms), forms[PLAIN])
 
 
-def select(choice: str = "auto", device: torch.device | str = "cpu") -> dict[str, str]:
+def select(choice: str = AUTO, device: torch.device | str = "cpu") -> dict[str, str]:
     """Select the implementation of every op; the last call counts.
 
     Args:
@@ -128,7 +128,7 @@ def select(choice: str = "auto", device: torch.device | str = "cpu") -> dict[str
     _selections.clear()
     selection = _selection(kind)
     if choice in selection.missing:
-        _choice = "auto"
+        _choice = AUTO
         _selections.clear()
         remedy = "Install gcc, or set OPS=plain (slower)" if choice == "native" else "Set OPS=auto"
         raise UserError("ops.unavailable", f"OPS={choice}", selection.missing[choice], remedy)
@@ -155,12 +155,12 @@ def describe(device: torch.device | str = "cpu") -> str:
 def implementation(op: str, tensor: torch.Tensor) -> Implementation:
     """Return the function that runs `op` on tensors like this one."""
     name = _selection(tensor.device.type).names[op]
-    return _implementations[op][name if takes(name, tensor.dtype) else "plain"]
+    return _implementations[op][name if takes(name, tensor.dtype) else PLAIN]
 
 
 def takes(name: str, dtype: torch.dtype) -> bool:
     """Return whether implementations of this name accept a dtype; if not, it runs plain."""
-    return name == "plain" or not (
+    return name == PLAIN or not (
         dtype == torch.float64 or (dtype == torch.float16 and name == "native")
     )
 
@@ -169,7 +169,7 @@ def available(device: torch.device | str = "cpu") -> dict[str, tuple[str, ...]]:
     """Return op -> names of its implementations that are available on `device`, plain first."""
     kind = torch.device(device).type
     wanted = {name for form in FORMS.values() for name in form.tried.get(kind, ())}
-    usable = ["plain", *sorted(name for name in wanted if not _why_missing(name, kind))]
+    usable = [PLAIN, *sorted(name for name in wanted if not _why_missing(name, kind))]
     return {
         op: tuple(name for name in usable if name in forms)
         for op, forms in _implementations.items()
@@ -214,7 +214,7 @@ def select_each(names: Mapping[str, str], device: torch.device | str = "cpu") ->
     until the next `select`.
     """
     _selections[torch.device(device).type] = _Selection(
-        {op: names.get(op, "plain") for op in _implementations}, {}
+        {op: names.get(op, PLAIN) for op in _implementations}, {}
     )
 
 
@@ -232,7 +232,7 @@ def _selection(kind: str) -> _Selection:
                     for n in wanted
                     if n in forms and n not in missing and (kind, op, n) not in _refused
                 ),
-                "plain",
+                PLAIN,
             )
             for op, forms in _implementations.items()
         }
@@ -244,18 +244,22 @@ def _tried(choice: str, kind: str) -> tuple[str, ...]:
     """Return the names to try for each op before plain; those of ``auto`` if the choice is not for
     this kind of device.
     """
-    for_auto = FORMS[AUTO].tried.get(kind, ())
-    if choice == FASTEST:
-        others = [name for name, form in FORMS.items() if kind in form.timed_on]
-        return tuple(dict.fromkeys([*for_auto, *others]))
-    return FORMS[choice].tried.get(kind, for_auto)
+    names = _own_names(choice, kind)
+    return FORMS[AUTO].tried.get(kind, ()) if names is None else names
 
 
 def _is_for(choice: str, kind: str) -> bool:
     """Return True if there is something to choose on this kind of device."""
-    if choice in (AUTO, PLAIN):
-        return True
-    return bool(_tried(FASTEST, kind)) if choice == FASTEST else kind in FORMS[choice].tried
+    return choice in (AUTO, PLAIN) or _own_names(choice, kind) is not None
+
+
+def _own_names(choice: str, kind: str) -> tuple[str, ...] | None:
+    """Return the names that a choice tries, None if it is not for this kind of device."""
+    if choice != FASTEST:
+        return FORMS[choice].tried.get(kind)
+    preferred = FORMS[AUTO].tried.get(kind, ())
+    timed = [name for name, form in FORMS.items() if kind in form.timed_on]
+    return tuple(dict.fromkeys([*preferred, *timed])) or None
 
 
 def _why_missing(name: str, kind: str) -> str:
