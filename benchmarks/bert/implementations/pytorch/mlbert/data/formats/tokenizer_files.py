@@ -25,7 +25,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ _RESTORE_JSON = "Restore it, or put the vocab.txt next to it"
 _OTHER = "Choose a model or vocabulary with BERT's usual tokenizer"
 _GENERIC = 'Set "tokenizer_class": "PreTrainedTokenizerFast" in its tokenizer_config.json'
 _SENTENCEPIECE = (".model", ".spm")  # suffixes of its files
-_KEPT_TOKENIZERS = 4  # of the library: the largest take seconds to read
+_KEPT_TOKENIZERS = 4  # the largest take seconds to read
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,48 @@ class TokenizerFiles:
     library: tokenizers.Tokenizer | None = None
 
 
+_Stamp = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The files of the tokenizer of ``file``, a vocab.txt or tokenizer.json; each is read when it
+    is first used.
+    """
+
+    file: Path
+
+    @cached_property
+    def fast_file(self) -> Path | None:
+        """The tokenizer.json, or None."""
+        return _fast_file(self.file)
+
+    @property
+    def config_file(self) -> Path:
+        """The path of tokenizer_config.json."""
+        return self.file.with_name(TOKENIZER_CONFIG)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Content of tokenizer_config.json, empty without one."""
+        return read_json(self.config_file, _RESTORE) if self.config_file.exists() else {}
+
+    @cached_property
+    def kind(self) -> _Kind:
+        """What `transformers` makes of the folder's tokenizer."""
+        return _kind_of(self.config, self.config_file)
+
+    @cached_property
+    def content(self) -> dict[str, Any] | None:
+        """Content of the tokenizer.json, or None."""
+        return None if self.fast_file is None else read_json(self.fast_file, _RESTORE_JSON)
+
+    def beside(self, name: str) -> dict[str, Any]:
+        """Return the content of a file next to the vocabulary, empty without one."""
+        path = self.file.with_name(name)
+        return read_json(path, _RESTORE) if path.is_file() else {}
+
+
 class _NotPlain(UserError):
     """A property that our WordPiece does not have; the library may have it."""
 
@@ -156,15 +198,20 @@ def read_tokenizer_files(file: Path) -> TokenizerFiles:
         UserError: a file is damaged or contradicts another one, or the tokenizer has a property
             that changes ids and is not supported.
     """
-    fast_file = _fast_file(file)
-    if fast_file is None and not file.exists():
+    if _fast_file(file) is None and not file.exists():
         _explain_missing(file)
+    return _read_tokenizer(file, _stamps(file))
+
+
+@lru_cache(_KEPT_TOKENIZERS)
+def _read_tokenizer(file: Path, stamps: tuple[_Stamp, ...]) -> TokenizerFiles:
+    """See `read_tokenizer_files`; ``stamps``, of all files, make a change another key."""
+    del stamps
+    files = _Files(file)
     try:
-        return _read_plain(file, fast_file)
+        return _read_plain(files)
     except _NotPlain as problem:
-        companions = (*TOKENIZER_FILES, MODEL_CONFIG)
-        stamps = [_stamp(path) for path in (file, *map(file.with_name, companions))]
-        found = _read_library(file, fast_file, tuple(stamps))
+        found = _read_library(files)
         if found is None:
             raise problem from None
         return found
@@ -190,7 +237,13 @@ def _explain_missing(file: Path) -> None:
             raise UserError("vocabulary.format", other, reason, remedy)
 
 
-def _stamp(path: Path) -> tuple[str, int, int]:
+def _stamps(file: Path) -> tuple[_Stamp, ...]:
+    """Return the stamps of all files of a tokenizer."""
+    companions = (*TOKENIZER_FILES, MODEL_CONFIG)
+    return tuple(_stamp(path) for path in (file, *map(file.with_name, companions)))
+
+
+def _stamp(path: Path) -> _Stamp:
     """Return path, time and size of a file, by which a changed one is noticed."""
     if not path.is_file():
         return str(path), -1, -1
@@ -198,14 +251,16 @@ def _stamp(path: Path) -> tuple[str, int, int]:
     return str(path), status.st_mtime_ns, status.st_size
 
 
-def _read_plain(file: Path, fast_file: Path | None) -> TokenizerFiles:
+def _read_plain(files: _Files) -> TokenizerFiles:
     """Read a tokenizer that our WordPiece can run. Raises _NotPlain if it cannot."""
-    config_file = file.with_name(TOKENIZER_CONFIG)
-    config = read_json(config_file, _RESTORE) if config_file.exists() else {}
-    kind = _kind_of(config, config_file)
-    _check_values(config, config_file, kind)
-    fast = None if fast_file is None else _read_fast(fast_file)
-    if file != fast_file:
+    file = files.file
+    config_file = files.config_file
+    config = files.config
+    _check_values(config, config_file, files.kind)
+    fast = None
+    if files.fast_file is not None and files.content is not None:
+        fast = _read_fast(files.fast_file, files.content)
+    if file != files.fast_file:
         vocabulary = read_entries(file)
         if fast is not None and fast.vocabulary != vocabulary:
             raise _other_entries(file)
@@ -221,7 +276,7 @@ def _read_plain(file: Path, fast_file: Path | None) -> TokenizerFiles:
         raise UserError("vocabulary.mismatch", file, reason, remedy)
     _check_config(config, config_file, vocabulary)
     _check_added_tokens(file, vocabulary)
-    rules = _choose_rules(config, kind, fast, config_file)
+    rules = _choose_rules(config, files.kind, fast, config_file)
     return TokenizerFiles(file, vocabulary, sha256, rules, _plain_special_tokens(vocabulary))
 
 
@@ -257,25 +312,16 @@ def _plain_special_tokens(vocabulary: Mapping[str, int]) -> SpecialTokens:
     )
 
 
-@lru_cache(_KEPT_TOKENIZERS)
-def _read_library(
-    file: Path,
-    fast_file: Path | None,
-    stamps: tuple[tuple[str, int, int], ...],
-) -> TokenizerFiles | None:
+def _read_library(files: _Files) -> TokenizerFiles | None:
     """Read a tokenizer that the library runs; see `read_tokenizer_files`. Return None if there is
     nothing that it could run.
-
-    Args:
-        file, fast_file: vocab.txt if there is one, and tokenizer.json.
-        stamps: of all its files, which a change of one makes another key of the cache.
     """
-    del stamps
-    config_file = file.with_name(TOKENIZER_CONFIG)
-    config = read_json(config_file, _RESTORE) if config_file.exists() else {}
-    kind = _kind_of(config, config_file)
-    is_bert = kind.is_bert if fast_file is not None else kind.is_bert or kind.name is None
-    content = None if fast_file is None else read_json(fast_file, _RESTORE_JSON)
+    file = files.file
+    config_file = files.config_file
+    config = files.config
+    kind = files.kind
+    is_bert = kind.is_bert or (files.fast_file is None and kind.name is None)
+    content = files.content
     if is_bert:
         given = {
             name: value
@@ -286,24 +332,23 @@ def _read_library(
         content = _bert_content(file, content, config, config_file)
     if content is None:
         return None
-    library = load_library(content, fast_file or file)
-    special_file = file.with_name(_SPECIAL_TOKENS_MAP)
-    added_file = file.with_name(_ADDED_TOKENS)
+    main_file = files.fast_file or file
+    library = load_library(content, main_file)
     names = add_tokens_of_files(
         library,
         config,
-        read_json(special_file, _RESTORE) if special_file.is_file() else {},
-        read_json(added_file, _RESTORE) if added_file.is_file() else {},
-        (config_file, added_file),
+        files.beside(_SPECIAL_TOKENS_MAP),
+        files.beside(_ADDED_TOKENS),
+        (config_file, file.with_name(_ADDED_TOKENS)),
     )
     if is_bert:
         set_bert_template(library, names)
     return TokenizerFiles(
-        file=fast_file or file,
+        file=main_file,
         vocabulary=library.get_vocab(with_added_tokens=True),
         sha256=content_sha256(library),
         rules=None,
-        special=find_special_tokens(library, content["model"], names, fast_file or file),
+        special=find_special_tokens(library, content["model"], names, main_file),
         library=library,
     )
 
@@ -335,8 +380,15 @@ def is_plain(file: Path) -> bool:
     """Return whether our WordPiece runs a tokenizer; True for a damaged one, of which
     `read_tokenizer_files` says why it cannot be read.
     """
+    return _is_plain(file, _stamps(file))
+
+
+@lru_cache(_KEPT_TOKENIZERS)
+def _is_plain(file: Path, stamps: tuple[_Stamp, ...]) -> bool:
+    """See `is_plain`; ``stamps`` as of `_read_tokenizer`."""
+    del stamps
     try:
-        _read_plain(file, _fast_file(file))
+        _read_plain(_Files(file))
     except _NotPlain:
         return False
     except UserError:
@@ -350,15 +402,15 @@ def copy_tokenizer_files(file: Path, folder: Path) -> None:
     If no file there names the class, tokenizer_config.json gets it, and the special tokens, so that
     `transformers` reads the copy as it reads the original. Raises OSError.
     """
-    fast_file = _fast_file(file)
+    files = _Files(file)
+    fast_file = files.fast_file
     main_file = file if fast_file is None else fast_file
     shutil.copyfile(main_file, folder / (VOCAB_FILE if fast_file is None else TOKENIZER_JSON))
     for name in (TOKENIZER_CONFIG, _ADDED_TOKENS, _SPECIAL_TOKENS_MAP):
         if file.with_name(name).is_file():
             shutil.copyfile(file.with_name(name), folder / name)
-    config_file = file.with_name(TOKENIZER_CONFIG)
-    config = read_json(config_file, _RESTORE) if config_file.exists() else {}
-    kind = _kind_of(config, config_file)
+    config = files.config
+    kind = files.kind
     name = kind.name or _GENERIC_CLASSES[0]
     if kind.is_generic:
         name = _GENERIC_CLASSES[0]
@@ -403,11 +455,10 @@ class _Fast:
     adds_special_tokens: bool  # around a text
 
 
-def _read_fast(file: Path) -> _Fast:
-    """Read a tokenizer.json. Raises UserError if it is damaged, _NotPlain if it is not of BERT's
-    plain WordPiece.
+def _read_fast(file: Path, content: Mapping[str, Any]) -> _Fast:
+    """Read the content of a tokenizer.json. Raises UserError if it is damaged, _NotPlain if it is
+    not of BERT's plain WordPiece.
     """
-    content = read_json(file, _RESTORE_JSON)
     model = content.get("model")
     if not isinstance(model, dict):
         reason = "holds no tokenizer (no 'model')"
