@@ -25,18 +25,19 @@ _REMEDY = "Restore the file, or save the tokenizer again with transformers"
 # The parts of a tokenizer.json that do not change the ids of a text.
 _NOT_OF_IDS = ("version", "truncation", "padding", "decoder")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
+# Lists of further special tokens in tokenizer_config.json.
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
 # The special tokens in the order in which transformers adds them.
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 # What the classes of BERT call them unless tokenizer_config.json does.
 BERT_NAMES: Mapping[str, str] = {
-    "unk_token": "[UNK]",
-    "sep_token": "[SEP]",
     "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
     "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
 _LARGE = ("vocab", "merges")  # of a model: not searched for empty values
-_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
 def load_library(content: Mapping[str, Any], file: Path) -> tokenizers.Tokenizer:
@@ -85,7 +86,7 @@ def add_tokens_of_files(
         ]
         _add(library, listed, config_file)
     else:
-        special = [_content(value) for value in _special_values(named)]
+        special = [token_content(value) for value in _special_values(named)]
         listed = []
         for number, content in _added_tokens(added, added_file):
             is_special = content in special
@@ -95,16 +96,16 @@ def add_tokens_of_files(
     known = {token.content for token in library.get_added_tokens_decoder().values()}
     missing = []
     for value in _special_values(named):
-        text = _content(value)
+        text = token_content(value)
         if isinstance(text, str) and text and text not in known:
             properties = value if isinstance(value, dict) else {"content": text}
             missing.append(_token({**properties, "special": True}, config_file))
             known.add(text)
     library.add_tokens(missing)
     return {
-        name: str(_content(value))
+        name: str(token_content(value))
         for name, value in named.items()
-        if name.endswith("_token") and isinstance(_content(value), str)
+        if name.endswith("_token") and isinstance(token_content(value), str)
     }
 
 
@@ -117,7 +118,7 @@ def bert_content(vocabulary: Mapping[str, int], rules: TextRules, config: Mappin
         rules: for the text.
         config: content of tokenizer_config.json, with `BERT_NAMES`.
     """
-    unknown = str(_content(config["unk_token"]))
+    unknown = str(token_content(config["unk_token"]))
     made = tokenizers.Tokenizer(models.WordPiece(dict(vocabulary), unk_token=unknown))
     made.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -185,7 +186,7 @@ def _added_tokens(added: Mapping[str, Any], file: Path) -> list[tuple[int, str]]
 
 
 def _token(values: object, file: Path) -> AddedToken:
-    content = _content(values)
+    content = token_content(values)
     is_text = isinstance(content, str) and whole_characters(content) == content
     if not isinstance(values, dict) or not content or not is_text:
         raise UserError("config.value", file, f"has the added token {shown(values)}", _REMEDY)
@@ -220,8 +221,13 @@ def _special_values(values: Mapping[str, Any]) -> Iterator[object]:
     first = [f"{role}_token" for role in _NAMED]
     others = [name for name in values if name.endswith("_token") and name not in first]
     for name in (*first, *others):
-        if isinstance(_content(values.get(name)), str):
+        if isinstance(token_content(values.get(name)), str):
             yield values[name]
+    yield from further_special_tokens(values)
+
+
+def further_special_tokens(values: Mapping[str, Any]) -> Iterator[object]:
+    """Yield the tokens of `_LISTS`, which may also be objects that name them."""
     for name in _LISTS:
         tokens = values.get(name)
         if isinstance(tokens, dict):
@@ -230,6 +236,6 @@ def _special_values(values: Mapping[str, Any]) -> Iterator[object]:
             yield from tokens
 
 
-def _content(token: object) -> object:
+def token_content(token: object) -> object:
     """Return the text of a token, which is stored alone or with its properties."""
     return token.get("content") if isinstance(token, dict) else token

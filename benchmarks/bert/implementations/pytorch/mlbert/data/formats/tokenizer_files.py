@@ -23,7 +23,7 @@ import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -36,8 +36,10 @@ from mlbert.data.formats.library_tokenizer import (
     add_tokens_of_files,
     bert_content,
     content_sha256,
+    further_special_tokens,
     load_library,
     set_bert_template,
+    token_content,
 )
 from mlbert.data.formats.manifest import MAX_VOCAB_SIZE, vocabulary_sha256
 from mlbert.data.formats.special_tokens import Frame, SpecialTokens, find_special_tokens
@@ -82,11 +84,9 @@ _BERT_CLASSES = (
 _GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")
 # Of these models transformers takes everything from tokenizer.json, whatever the class.
 _GENERIC_MODELS = ("modernbert",)
-_SPECIAL_NAMES = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
 # The fields of `TextRules` in tokenizer_config.json, and in the normalizer of tokenizer.json.
 RULE_NAMES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 _NORMALIZER_NAMES = ("lowercase", "strip_accents", "handle_chinese_chars")
-_ADDED_LISTS = ("additional_special_tokens", "extra_special_tokens")
 # Keys of tokenizer_config.json that change ids, with the only value that is supported.
 _ONLY_VALUES: Mapping[str, object] = {
     "add_bos_token": False,
@@ -275,7 +275,7 @@ def _read_plain(files: _Files) -> TokenizerFiles:
         remedy = "Restore it: the weights belong to its order"
         raise UserError("vocabulary.mismatch", file, reason, remedy)
     _check_config(config, config_file, vocabulary)
-    _check_added_tokens(file, vocabulary)
+    _check_added_tokens(files, vocabulary)
     rules = _choose_rules(config, files.kind, fast, config_file)
     return TokenizerFiles(file, vocabulary, sha256, rules, _plain_special_tokens(vocabulary))
 
@@ -295,7 +295,7 @@ def _check_special_entries(
     try:
         check_entries(vocabulary, file)
     except UserError as error:
-        names = {_content(config.get(name)) for name in BERT_NAMES}
+        names = {token_content(config.get(name)) for name in BERT_NAMES}
         if len(vocabulary) > MAX_VOCAB_SIZE or names - {None, *SPECIAL_TOKENS}:
             raise _NotPlain(error.code, file, error.problem, error.remedy) from None
         raise
@@ -719,7 +719,7 @@ def _check_config(config: Mapping[str, Any], file: Path, vocabulary: Mapping[str
         raise UserError("config.value", file, "added_tokens_decoder is not an object", _RESTORE)
     for number, token in decoder.items():
         is_id = number.isascii() and number.isdigit()
-        _check_added(file, _content(token), int(number) if is_id else None, vocabulary)
+        _check_added(file, token_content(token), int(number) if is_id else None, vocabulary)
 
 
 def _check_special_tokens(
@@ -728,37 +728,21 @@ def _check_special_tokens(
     """Raise _NotPlain unless the special tokens are BERT's."""
     for name, value in values.items():
         if name.endswith("_token") and not isinstance(value, bool | None):
-            content = _content(value)
-            if name in _SPECIAL_NAMES:
-                _require(file, name, content, (_SPECIAL_NAMES[name],))
+            content = token_content(value)
+            if name in BERT_NAMES:
+                _require(file, name, content, (BERT_NAMES[name],))
             _check_added(file, content, None, vocabulary)
-    for name in _ADDED_LISTS:
-        for token in _members(values.get(name)):
-            _check_added(file, _content(token), None, vocabulary)
+    for token in further_special_tokens(values):
+        _check_added(file, token_content(token), None, vocabulary)
 
 
-def _content(token: object) -> object:
-    """Return the text of a token, which is stored alone or with its properties."""
-    return token.get("content") if isinstance(token, dict) else token
-
-
-def _members(tokens: object) -> Iterator[object]:
-    """Return the tokens of a list, or of an object that names them."""
-    if isinstance(tokens, dict):
-        yield from tokens.values()
-    elif isinstance(tokens, list):
-        yield from tokens
-
-
-def _check_added_tokens(file: Path, vocabulary: Mapping[str, int]) -> None:
+def _check_added_tokens(files: _Files, vocabulary: Mapping[str, int]) -> None:
     """Raise _NotPlain if a file next to a vocabulary has tokens other than BERT's."""
-    added = file.with_name(_ADDED_TOKENS)
-    if added.is_file():
-        for token, number in read_json(added, _RESTORE).items():
-            _check_added(added, token, number, vocabulary)
-    special = file.with_name(_SPECIAL_TOKENS_MAP)
-    if special.is_file():
-        _check_special_tokens(read_json(special, _RESTORE), special, vocabulary)
+    added = files.file.with_name(_ADDED_TOKENS)
+    for token, number in files.beside(_ADDED_TOKENS).items():
+        _check_added(added, token, number, vocabulary)
+    special = files.file.with_name(_SPECIAL_TOKENS_MAP)
+    _check_special_tokens(files.beside(_SPECIAL_TOKENS_MAP), special, vocabulary)
 
 
 def _check_added(file: Path, token: object, number: object, vocabulary: Mapping[str, int]) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 
 import tokenizers
 
+from mlbert.data.formats.library_tokenizer import BERT_NAMES
 from mlbert.data.formats.manifest import make_folder, write_json
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.formats.tokenizer_files import TOKENIZER_CONFIG, TOKENIZER_JSON
-from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.data.prepare.corpus_files import CorpusSource
 from mlbert.data.prepare.executor import Executor, sigterm_raises
 from mlbert.data.prepare.tokenizer_report import TokenizerMeasures, measure
@@ -164,12 +164,11 @@ def write_library(library: tokenizers.Tokenizer, folder: Path, values: Mapping[s
     Raises OSError.
     """
     (folder / TOKENIZER_JSON).write_text(library.to_str(pretty=True) + "\n", encoding="utf-8")
-    special = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
-        **special,
+        **BERT_NAMES,
         **values,
     }
     text = json.dumps(config, indent=2) + "\n"

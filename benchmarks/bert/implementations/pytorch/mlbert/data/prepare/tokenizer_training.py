@@ -34,11 +34,11 @@ from tokenizers import (
     models,
     normalizers,
     pre_tokenizers,
-    processors,
     trainers,
 )
 
 from mlbert.data.formats.added_words import MULTIPLE, UNUSED, round_up
+from mlbert.data.formats.library_tokenizer import BERT_NAMES, set_bert_template
 from mlbert.data.formats.manifest import MAX_VOCAB_SIZE
 from mlbert.data.formats.wordpiece import MAX_CHARS_PER_WORD, SPECIAL_TOKENS, UNKNOWN, clean_words
 from mlbert.data.prepare.executor import Executor
@@ -138,7 +138,7 @@ def train_tokenizer(
     train: Callable[..., TrainedTokenizer] = KINDS.load(kind)
     trained = train(texts, size, lower_case, executor)
     filled = _fill(trained.library, max(size, round_up(trained.library.get_vocab_size())))
-    filled.post_processor = _template(filled)
+    set_bert_template(filled, BERT_NAMES)
     takes_space = kind != WORDPIECE  # which has no tokens for spaces
     filled.add_special_tokens(
         [
@@ -318,10 +318,3 @@ def _fill(tokenizer: Tokenizer, size: int) -> Tokenizer:
         first = len(model["vocab"])
         model["vocab"] |= {name: first + number for number, name in enumerate(names)}
     return Tokenizer.from_str(json.dumps(content))
-
-
-def _template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
-    numbers = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-    return processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=numbers
-    )

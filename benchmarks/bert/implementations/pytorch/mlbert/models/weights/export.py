@@ -12,6 +12,7 @@ from tokenizers.implementations import BertWordPieceTokenizer
 from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.library_tokenizer import BERT_NAMES
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.formats.tokenizer_files import (
     RULE_NAMES,
@@ -21,7 +22,6 @@ from mlbert.data.formats.tokenizer_files import (
     VOCABULARY_SHA256,
     vocabulary_text,
 )
-from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.host.files import fsync_path
 from mlbert.host.json_files import read_json
 from mlbert.models.bert import AnyBert
@@ -187,10 +187,9 @@ def _write_fast_tokenizer(place: Path, tokenizer: Tokenizer) -> None:
         handle_chinese_chars=rules.split_cjk,
     )
     (place / TOKENIZER_JSON).write_text(fast.to_str(), encoding="utf-8")
-    special = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
     values = read_json(place / TOKENIZER_CONFIG, "") | {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **special,
+        **BERT_NAMES,
     }
     _write_json(place / TOKENIZER_CONFIG, values)
 

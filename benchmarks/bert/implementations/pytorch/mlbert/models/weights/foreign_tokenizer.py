@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbert.data.formats.library_tokenizer import load_library
+from mlbert.data.formats.library_tokenizer import load_library, token_content
 from mlbert.data.formats.tokenizer import MOST_SPARE_ROWS
 from mlbert.data.formats.tokenizer_files import (
     TOKENIZER_CONFIG,
@@ -82,8 +82,7 @@ def _named_ids(vocabulary: Path) -> dict[str, object]:
     config = read_json(file, _REMEDY) if file.is_file() else {}
     found: dict[str, object] = {}
     for name, token_name in _SPECIAL_TOKENS.items():
-        token = config.get(token_name)
-        text = token.get("content") if isinstance(token, dict) else token
+        text = token_content(config.get(token_name))
         found[name] = ids.get(text) if isinstance(text, str) else None
     return found
 
