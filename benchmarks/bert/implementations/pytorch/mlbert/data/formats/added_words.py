@@ -173,14 +173,7 @@ def write_added_words(
     file = tokenizer.file.with_name(TOKENIZER_CONFIG)
     config = read_json(file, "Restore or remove it") if file.is_file() else {}
     kept = {name: value for name, value in config.items() if name not in _NOT_KEPT}
-    special = {
-        "cls_token": tokenizer.entries[tokenizer.cls_id],
-        "sep_token": tokenizer.entries[tokenizer.sep_id],
-        "mask_token": tokenizer.special.mask,
-        "pad_token": tokenizer.special.pad,
-        "unk_token": tokenizer.special.unknown,
-    }
-    named = {name: token for name, token in special.items() if token is not None}
+    named = tokenizer.special.names(tokenizer.vocabulary)
     values: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **named, **kept}
     if max_length is not None:
         values.setdefault("model_max_length", max_length)

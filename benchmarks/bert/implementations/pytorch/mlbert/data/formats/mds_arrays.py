@@ -15,9 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlbert.data.formats.mds import MdsReader
-from mlbert.data.formats.mds_tokens import ArrayForm, array_form
-
-_AXIS_BYTES = 4  # different widths of an axis' length: 1, 2, 4 and 8 bytes
+from mlbert.data.formats.mds_tokens import AXIS, ArrayForm, array_form
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ def _shapes(
     """
     if (starts >= ends).any():
         return None
-    axes, codes = np.divmod(content[starts].astype(np.int64), _AXIS_BYTES)
+    axes, codes = np.divmod(content[starts].astype(np.int64), AXIS)
     widths = 1 << codes
     first = starts + 1
     after = first + widths

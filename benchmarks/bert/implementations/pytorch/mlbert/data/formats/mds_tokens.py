@@ -38,7 +38,8 @@ _INTEGERS: dict[int, np.dtype] = {
 }
 _BY_NAME = {dtype.name: dtype for dtype in _INTEGERS.values()}
 _ARRAY = re.compile(r"ndarray(?::(?P<type>\w+)(?::(?P<shape>\d+(?:,\d+)*))?)?")
-_AXIS = 4  # in an array's first byte: one axis; the remainder says how wide its length is
+# In an array's first byte: one axis. The remainder says how wide its length is: there are 4 widths.
+AXIS = 4
 _WIDTH_CODES = {1: 0, 2: 1, 4: 2, 8: 3}
 _WIDTHS = (np.dtype("<i8"), np.dtype("<i4"), np.dtype("<u2"))  # of ids stored as bytes
 _MOST_ID = 1 << 20  # larger numbers are no ids: several ids were read as one number
@@ -89,7 +90,7 @@ def encode_array(ids: np.ndarray, encoding: str) -> bytes:
     assert form.dtype is not None, "the encoding names the type"
     assert not form.has_shape, "each value has its own length"
     width = int(length_widths(np.asarray(len(ids))))
-    header = bytes([_AXIS + _WIDTH_CODES[width]])
+    header = bytes([AXIS + _WIDTH_CODES[width]])
     return header + len(ids).to_bytes(width, "little") + ids.astype(form.dtype).tobytes()
 
 
@@ -148,7 +149,7 @@ def _shape(value: bytes, start: int) -> tuple[list[int], int]:
     """
     if start >= len(value):
         raise ValueError("its shape is missing")
-    axes, code = divmod(value[start], _AXIS)
+    axes, code = divmod(value[start], AXIS)
     width = 1 << code  # bytes of each axis' length
     end = start + 1 + axes * width
     lengths = value[start + 1 : end]

@@ -60,6 +60,21 @@ class SpecialTokens:
     unknown: str | None
     ids: tuple[int, ...]
 
+    def names(self, vocabulary: Mapping[str, int]) -> dict[str, str]:
+        """Return the tokens by their names in a tokenizer_config.json, without missing ones.
+
+        ``vocabulary``: entry -> id.
+        """
+        entries = {number: entry for entry, number in vocabulary.items()}
+        names = {
+            "cls_token": entries[self.frame.first],
+            "sep_token": entries[self.frame.last],
+            "mask_token": self.mask,
+            "pad_token": self.pad,
+            "unk_token": self.unknown,
+        }
+        return {name: token for name, token in names.items() if token is not None}
+
 
 def find_special_tokens(
     library: tokenizers.Tokenizer, model: Mapping[str, Any], names: Mapping[str, str], file: Path

@@ -25,6 +25,7 @@ from pathlib import Path
 from mlbert.data.formats.entities import Entity, tags_of
 from mlbert.data.formats.manifest import file_sha256
 from mlbert.data.formats.tasks import (
+    OBJECT_SUFFIXES,
     TaskForm,
     TaskRows,
     read_evaluation,
@@ -38,7 +39,6 @@ from mlbert.host.json_files import shown, whole_characters
 
 CONLL_SUFFIXES = (".conll", ".bio", ".iob", ".iob2")
 TABLE_SUFFIX = ".csv"  # of no form; .tsv may be lines with a word and its tag
-OBJECT_SUFFIXES = (".jsonl", ".json", ".parquet")
 WORD_NAMES = ("words", "tokens")
 TAG_NAMES = ("tags", "ner_tags", "pos_tags", "labels")
 SPAN_NAMES = ("spans", "entities", "label", "labels")

@@ -41,13 +41,13 @@ _MOST_BYTES = 1 << 30  # of a file, which is read into memory
 _MOST_NAMED = 10  # lines of rows without a label in one message
 _EXISTING = "Name an existing file"  # remedy
 _PARQUET = ".parquet"
-_OBJECT_SUFFIXES = (".jsonl", ".json", _PARQUET)
+OBJECT_SUFFIXES = (".jsonl", ".json", _PARQUET)
 _SEPARATOR = "|"  # of the classes of a set
 _IN_SET = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
 LabelKind = Literal["one", "set", "tags"]
 # line, and the wanted fields; None if there is a wrong number of fields.
 Row = tuple[int, list[str] | None]
-SUFFIXES = (".csv", ".tsv", ".txt", *_OBJECT_SUFFIXES)
+SUFFIXES = (".csv", ".tsv", ".txt", *OBJECT_SUFFIXES)
 # Default column names of a text or of a pair of texts.
 TEXT_NAMES = (
     ("text",),
@@ -99,7 +99,7 @@ def read_columns(
         raise UserError(
             "data.format", path, "has an unknown suffix", "Give a file with another", SUFFIXES
         )
-    if path.suffix in _OBJECT_SUFFIXES:
+    if path.suffix in OBJECT_SUFFIXES:
         found: list[Row] = list(_object_rows(path, wanted, lists))
     else:
         found = list(
@@ -117,7 +117,7 @@ def column_names(path: Path) -> list[str]:
 
     Raises UserError as `read_columns`.
     """
-    has_objects = path.suffix in _OBJECT_SUFFIXES
+    has_objects = path.suffix in OBJECT_SUFFIXES
     rows: Iterator[tuple[int, Iterable[str]]] = (
         read_objects(path)
         if has_objects
@@ -412,7 +412,7 @@ def _refuse_missing_header(path: Path, form: TaskForm, classes: tuple[str, ...])
     ``classes`` is () for numbers. Columns that are called 0, 1, ...
     in order are named: pandas does so.
     """
-    if form.header is not None or path.suffix in _OBJECT_SUFFIXES:
+    if form.header is not None or path.suffix in OBJECT_SUFFIXES:
         return
     name = form.label_column
     if classes:

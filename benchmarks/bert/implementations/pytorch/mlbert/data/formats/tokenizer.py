@@ -410,7 +410,11 @@ def check_model_vocabulary(
     """Raise UserError unless a model's vocabulary rows are those of the tokenizer, and a few spare
     ones: programs round them up. Far more rows mean another vocabulary.
     """
-    entries = tokenizer.vocab_size
+    check_model_rows(tokenizer.vocab_size, vocab_size, subject, remedy)
+
+
+def check_model_rows(entries: int, vocab_size: int, subject: str | Path, remedy: str) -> None:
+    """See `check_model_vocabulary`; ``entries``: 1 more than the tokenizer's highest id."""
     if not 0 <= vocab_size - entries < MOST_SPARE_ROWS:
         reason = f"has {entries} entries, the model has vocab_size {vocab_size}"
         raise UserError("vocabulary.mismatch", subject, reason, remedy)

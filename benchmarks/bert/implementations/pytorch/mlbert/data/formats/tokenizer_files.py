@@ -420,24 +420,11 @@ def copy_tokenizer_files(file: Path, folder: Path) -> None:
     if given == name or {given, name} <= {*_GENERIC_CLASSES}:
         return
     with contextlib.suppress(UserError):  # it may lack what only training needs
-        config = {**_names_of(read_tokenizer_files(file)), **config}
+        found = read_tokenizer_files(file)
+        config = {**found.special.names(found.vocabulary), **config}
     suffix = "Fast" if name in _GENERIC_CLASSES else ""
     values = {**config, "tokenizer_class": f"{name}{suffix}"}
     (folder / TOKENIZER_CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-
-
-def _names_of(found: TokenizerFiles) -> dict[str, str]:
-    """Return the special tokens by their names in a tokenizer_config.json."""
-    entries = {number: entry for entry, number in found.vocabulary.items()}
-    special = found.special
-    names = {
-        "cls_token": entries[special.frame.first],
-        "sep_token": entries[special.frame.last],
-        "mask_token": special.mask,
-        "pad_token": special.pad,
-        "unk_token": special.unknown,
-    }
-    return {name: token for name, token in names.items() if token is not None}
 
 
 def vocabulary_text(vocabulary: Mapping[str, int]) -> str:

@@ -20,13 +20,14 @@ from mlbert.data.formats.tokenizer_files import (
     TOKENIZER_JSON,
     VOCAB_FILE,
     VOCABULARY_SHA256,
+    copy_tokenizer_files,
     vocabulary_text,
 )
 from mlbert.host.files import fsync_path
 from mlbert.host.json_files import read_json
 from mlbert.models.bert import AnyBert
 from mlbert.models.weights import modernbert, roberta
-from mlbert.models.weights.foreign_tokenizer import copy_foreign, is_foreign, special_ids
+from mlbert.models.weights.foreign_tokenizer import is_foreign, special_ids
 from mlbert.models.weights.huggingface import MODELING, exported_config, to_huggingface
 from mlbert.models.weights.model_card import model_card
 from mlbert.models.weights.weight_files import new_path, save_safetensors
@@ -140,7 +141,7 @@ def weights_folder(
             {name: tensor.contiguous() for name, tensor in state.items()},
         )
         if vocabulary is not None and is_foreign(vocabulary):
-            copy_foreign(vocabulary, place)
+            copy_tokenizer_files(vocabulary, place)
         elif vocabulary is not None:
             _write_tokenizer(vocabulary, place, shape.max_position_embeddings, lower_case)
         yield place

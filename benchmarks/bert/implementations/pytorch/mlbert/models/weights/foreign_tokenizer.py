@@ -1,6 +1,7 @@
 """Carry a tokenizer that is not BERT's plain WordPiece along with the weights it belongs to.
 
-Conversions of weights need no tokens. They copy the files as they are, and take the special tokens'
+Conversions of weights need no tokens. They copy the files as they are
+(`mlbert.data.formats.tokenizer_files.copy_tokenizer_files`), and take the special tokens'
 ids for a config.json from them, also of a tokenizer with which nothing could be trained.
 """
 
@@ -11,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.data.formats.library_tokenizer import load_library, token_content
-from mlbert.data.formats.tokenizer import MOST_SPARE_ROWS
+from mlbert.data.formats.tokenizer import check_model_rows
 from mlbert.data.formats.tokenizer_files import (
     TOKENIZER_CONFIG,
     TOKENIZER_JSON,
-    copy_tokenizer_files,
     is_plain,
     read_tokenizer_files,
 )
@@ -45,18 +45,16 @@ def check_foreign(vocabulary: Path, vocab_size: int) -> None:
     """Raise UserError if a foreign tokenizer has more ids than the model, or far fewer, or if the
     library cannot read it.
     """
-    if vocabulary.name == TOKENIZER_JSON:
-        load_library(read_json(vocabulary, _REMEDY), vocabulary)
-    entries = 1 + max(_ids(vocabulary).values(), default=-1)
-    if not 0 <= vocab_size - entries < MOST_SPARE_ROWS:
-        reason = f"has {entries} entries, the model has vocab_size {vocab_size}"
-        remedy = "Give the tokenizer that the model was trained with"
-        raise UserError("vocabulary.mismatch", vocabulary, reason, remedy)
-
-
-def copy_foreign(vocabulary: Path, folder: Path) -> None:
-    """Copy a foreign tokenizer's files to a folder. Raise OSError."""
-    copy_tokenizer_files(vocabulary, folder)
+    if vocabulary.suffix == ".json":
+        content = read_json(vocabulary, _REMEDY)
+        if vocabulary.name == TOKENIZER_JSON:
+            load_library(content, vocabulary)
+        ids = _ids_in(content)
+    else:
+        ids = read_entries(vocabulary)
+    entries = 1 + max(ids.values(), default=-1)
+    remedy = "Give the tokenizer that the model was trained with"
+    check_model_rows(entries, vocab_size, vocabulary, remedy)
 
 
 def special_ids(vocabulary: Path) -> dict[str, object]:
@@ -91,7 +89,11 @@ def _ids(vocabulary: Path) -> dict[str, int]:
     """Return the ids of a tokenizer's entries and added tokens."""
     if vocabulary.suffix != ".json":
         return read_entries(vocabulary)
-    content: Mapping[str, Any] = read_json(vocabulary, _REMEDY)
+    return _ids_in(read_json(vocabulary, _REMEDY))
+
+
+def _ids_in(content: Mapping[str, Any]) -> dict[str, int]:
+    """Return the ids of the entries and added tokens in a tokenizer.json's content."""
     vocab = content["model"].get("vocab")
     ids: dict[str, int] = {}
     if isinstance(vocab, dict):
