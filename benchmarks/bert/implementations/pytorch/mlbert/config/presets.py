@@ -55,8 +55,12 @@ class Preset:
     published: Mapping[str, int]
     h100_rate: int
 
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a full step."""
+        return self.rows * ROW_TOKENS
 
-@functools.cache
+
 def names() -> tuple[str, ...]:
     """Return the names of all presets in the order of the file."""
     return tuple(_file())

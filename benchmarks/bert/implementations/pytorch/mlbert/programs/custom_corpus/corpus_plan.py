@@ -31,6 +31,7 @@ CONTINUED = 0.1  # learning rate factor for an already trained model
 SAVE_SECONDS = 60.0  # between checkpoints
 EVALUATIONS = 8  # of a run
 LEAST_EVALUATION_SECONDS = 1.0  # between evaluations
+NEVER = 10**15  # samples
 _ORIGIN = "mlbert pretrain"
 
 
@@ -127,6 +128,21 @@ def resolve_settings(
     values = {
         **settings,
         "train_batch_size": min(settings["train_batch_size"], sequences),
+        "shuffle_seed": 1,
+        "seed": 1,
+        "schedule": "constant",
+        "lr_first_step": 1,
+        "max_steps": NO_LIMIT,
+        "max_seconds": seconds,
+        "eval_batch_size": 32,
+    }
+    return resolve_on_text(folder, values, resume)
+
+
+def resolve_on_text(folder: OwnFolder, values: Mapping[str, Any], resume: bool) -> Resolved:
+    """Return the checked configuration of a run with ``values`` on the folder's prepared text."""
+    of_every_run = {
+        "recipe": MASKED_LM,
         "bert_config_file": folder.shape,
         "input_dir": folder.text / "train",
         "eval_dir": folder.text / "val",
@@ -135,22 +151,15 @@ def resolve_settings(
         "output_dir": folder.path,
         "long_texts": "truncate",
         "shuffle": "py1s",
-        "shuffle_seed": 1,
         "canonical_nodes": 1,
-        "seed": 1,
-        "schedule": "constant",
-        "lr_first_step": 1,
-        "max_steps": NO_LIMIT,
-        "max_samples_termination": 10**15,
-        "max_seconds": seconds,
-        "eval_iter_start_samples": 10**15,
-        "eval_iter_samples": 10**15,
+        "max_samples_termination": NEVER,
+        "eval_iter_start_samples": NEVER,
+        "eval_iter_samples": NEVER,
         "target_mlm_accuracy": None,
         "num_eval_examples": None,
-        "eval_batch_size": 32,
         "resume": resume,
     }
-    layer = {name: (value, _ORIGIN) for name, value in values.items()}
+    layer = {name: (value, _ORIGIN) for name, value in {**of_every_run, **values}.items()}
     layer["cpu_threads"] = (cpu_threads(), "environment CPU_THREADS")
     return resolve(masked_lm_text.RECIPE, {}, given=layer)
 

@@ -22,15 +22,12 @@ from mlbert.config import presets
 from mlbert.config.batch_growth import BatchGrowth
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.presets import Preset
-from mlbert.config.recipe import MASKED_LM
 from mlbert.config.resolution import Resolved
 from mlbert.host.errors import UserError
 from mlbert.ops.precision import small_model_precision
-from mlbert.programs.custom_corpus.corpus_plan import cpu_threads
+from mlbert.programs.custom_corpus.corpus_plan import BYTES_A_TOKEN, resolve_on_text
 from mlbert.programs.custom_corpus.own_folder import OwnFolder
 from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
-from mlbert.recipes import masked_lm_text
-from mlbert.recipes.sections import resolve
 
 STAGE1 = "stage1"
 EXTEND = "extend"
@@ -45,10 +42,8 @@ SEQUENCES_IN_ROW = 32  # at most, on average over a micro-batch
 EVALUATIONS = 8  # of a phase
 SAVES = 50  # checkpoints of a phase, of which the newest are kept
 LOG_STEPS = 10  # between metric lines, at most
-BYTES_A_TOKEN = 4  # of text, approximately
 # Text in tokens, and the entries of a new vocabulary up to it.
 VOCABULARIES = ((20_000_000, 4096), (200_000_000, 16384))
-_ORIGIN = "mlbert pretrain"
 
 
 @dataclass(frozen=True)
@@ -157,7 +152,7 @@ def plan_phase(request: PhaseRequest, num_bytes: int, parent: Parent | None) -> 
     length = _length(request, before)
     if parent is not None:
         _check_positions(length, parent)
-    step_tokens = before.step_tokens if before else preset.rows * presets.ROW_TOKENS
+    step_tokens = before.step_tokens if before else preset.step_tokens
     rows = request.rows or max(1, step_tokens // length)
     is_first = request.phase == STAGE1
     most = int(MOST_WARMUP * request.tokens)
@@ -240,39 +235,30 @@ def resolve_phase(
         remedy = f"Give more text, or --batch {sequences} or less and another --out"
         raise UserError("data.too-small", "the text", reason, remedy)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    preset = presets.find(plan.preset, "--preset")
     steps = plan.steps(tokens)
     growth = plan.growth
     is_first_call = not resume
     values: dict[str, Any] = {
-        "recipe": MASKED_LM,
         "precision": small_model_precision(device),
         "init_checkpoint": plan.parent if is_first_call else None,
         "init_optimizer": plan.parent if is_first_call and plan.with_optimizer else None,
         "extend_context": plan.phase == EXTEND,
-        "bert_config_file": folder.shape,
-        "input_dir": folder.text / "train",
-        "eval_dir": folder.text / "val",
-        "tokenizer": str(folder.text),
-        "output_dir": folder.path,
         "max_seq_length": plan.length,
-        "long_texts": "truncate",
         "max_sequences_per_pack": SEQUENCES_IN_ROW,
         "train_batch_size": plan.rows,
-        "gradient_accumulation_steps": _parts(plan, device),
+        "gradient_accumulation_steps": _parts(plan, preset, device),
         "auto_micro_batch": device.type == "cuda",
         "masking_rate": presets.MASKING_RATE,
         "eval_masking_rate": EVAL_MASK_RATE,
-        "eval_masking": "mask",
-        "shuffle": "py1s",
         "shuffle_seed": ORDER_SEEDS[plan.phase],
-        "canonical_nodes": 1,
         "seed": ORDER_SEEDS[plan.phase],
         "optimizer": presets.OPTIMIZER,
         "learning_rate": plan.learning_rate,
         "opt_lamb_beta_1": presets.BETAS[0],
         "opt_lamb_beta_2": presets.BETAS[1],
         "opt_epsilon": presets.EPSILON,
-        "weight_decay_rate": presets.find(plan.preset, "--preset").weight_decay,
+        "weight_decay_rate": preset.weight_decay,
         "decay_all": False,
         "max_grad_norm": None,
         "step_tokens": plan.step_tokens,
@@ -280,32 +266,24 @@ def resolve_phase(
         "warmup_steps": round(plan.warmup_tokens / plan.step_tokens),
         "lr_first_step": 0,
         "schedule": "constant",
-        "max_samples_termination": 10**15,
         "eval_iter_steps": max(1, steps // EVALUATIONS),
-        "eval_iter_start_samples": 10**15,
-        "eval_iter_samples": 10**15,
-        "target_mlm_accuracy": None,
-        "num_eval_examples": None,
         "eval_batch_size": max(1, CPU_MICRO_TOKENS // plan.length),
         "save_checkpoint_steps": max(1, steps // SAVES),
         "log_freq": min(LOG_STEPS, max(1, steps // 100)),
-        "resume": resume,
     }
     if plan.phase == DECAY:
         values |= {"schedule": "wsd_sqrt", "lr_decay_steps": steps, "end_lr": 0.0}
     if not growth.is_constant:
         values["batchsize_warmup_start"] = growth.first
         values["batchsize_warmup_steps"] = growth.steps
-    layer = {name: (value, _ORIGIN) for name, value in values.items()}
-    layer["cpu_threads"] = (cpu_threads(), "environment CPU_THREADS")
-    return resolve(masked_lm_text.RECIPE, {}, given=layer)
+    return resolve_on_text(folder, values, resume)
 
 
-def _parts(plan: PhasePlan, device: torch.device) -> int:
+def _parts(plan: PhasePlan, preset: Preset, device: torch.device) -> int:
     """Return into how many micro-batches a step is divided: equal ones that fit the device."""
     most = CPU_MICRO_TOKENS
     if device.type == "cuda":
-        most = presets.find(plan.preset, "--preset").micro_rows * presets.ROW_TOKENS
+        most = preset.micro_rows * presets.ROW_TOKENS
     parts = max(1, math.ceil(plan.step_tokens / max(most, plan.length)))
     while plan.rows % parts:
         parts += 1

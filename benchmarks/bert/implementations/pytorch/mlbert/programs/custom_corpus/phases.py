@@ -6,6 +6,7 @@ DIR/run_0/phase_ends/step_*   the checkpoint with which the phase ended, and eac
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections.abc import Mapping
@@ -21,7 +22,6 @@ from mlbert.config.resolution import Resolved
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.prepare.custom_corpus import Facts
 from mlbert.distributed.world import World
-from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.files import writing
 from mlbert.programs.custom_corpus.own_folder import NOTES, OwnFolder
@@ -33,7 +33,7 @@ from mlbert.programs.custom_corpus.phase_plan import (
     plan_phase,
     resolve_phase,
 )
-from mlbert.programs.custom_corpus.run import Asked, CorpusRun, check_alone
+from mlbert.programs.custom_corpus.run import Asked, CorpusRun, start_run
 from mlbert.runs.step_folders import steps_in
 from mlbert.training.run_options import RunOptions
 
@@ -43,13 +43,7 @@ FEW_STEPS = 1000  # of a phase, below which a smaller batch is better
 
 def pretrain(asked: Asked, request: PhaseRequest) -> int:
     """Run the whole command and return the exit status."""
-    world = World.identify(environment())
-    check_alone(world)
-    folder = OwnFolder(asked.out)
-    if asked.dry_run:
-        return PhaseRun(folder, Console(), asked, request).describe()
-    with folder.held():
-        return PhaseRun(folder, Console(), asked, request).go(world)
+    return start_run(asked, functools.partial(PhaseRun, request=request))
 
 
 @dataclass(frozen=True)
@@ -72,7 +66,7 @@ class PhaseRun(CorpusRun):
         self, folder: OwnFolder, console: Console, asked: Asked, request: PhaseRequest
     ) -> None:
         self._request_of_phase = request
-        self._parent: Parent | None = None
+        self._plan_before: PhasePlan | None = None
         self._phase_plan: PhasePlan | None = None
         super().__init__(folder, console, asked)
 
@@ -94,17 +88,12 @@ class PhaseRun(CorpusRun):
         run = None if start is None else _find_run(start)
         if run is None:
             super()._open_start()
-            if self._start is not None:
-                path, shape = self._start
-                self._parent = Parent(str(path.resolve()), shape, None)
             return
         self._vocabulary = load_tokenizer(run.folder.text)
-        shape = BertConfig.from_json(run.folder.shape)
-        self._start = run.checkpoint, shape
+        self._start = run.checkpoint, BertConfig.from_json(run.folder.shape)
         notes = run.folder.remembered()
         assert notes is not None, "the run has notes"
-        plan = _plan_of(run.folder, notes)
-        self._parent = Parent(str(run.checkpoint.resolve()), shape, plan)
+        self._plan_before = _plan_of(run.folder, notes)
 
     def _identity(self) -> dict[str, Any]:
         request = self._request_of_phase
@@ -129,8 +118,7 @@ class PhaseRun(CorpusRun):
             if plan is None:
                 raise self._folder.damaged()
         else:
-            self._check_parent()
-            plan = plan_phase(request, self._num_bytes, self._parent)
+            plan = plan_phase(request, self._num_bytes, self._parent())
             if self._asked.vocab_size is not None:
                 plan = replace(plan, vocab_size=self._asked.vocab_size)
             self._folder.remember({"asked": self._identity(), "settings": asdict(plan)})
@@ -139,11 +127,15 @@ class PhaseRun(CorpusRun):
             self._say(line)
         return plan
 
-    def _check_parent(self) -> None:
-        """Raise UserError if the checkpoint to start from does not exist."""
-        if self._start is not None and not self._start[0].exists():
+    def _parent(self) -> Parent | None:
+        """Return what the phase starts from. Raises UserError if that does not exist."""
+        if self._start is None:
+            return None
+        start, shape = self._start
+        if not start.exists():
             remedy = "Give the run's folder, or a checkpoint in its phase_ends"
-            raise UserError("checkpoint.missing", self._start[0], "does not exist", remedy)
+            raise UserError("checkpoint.missing", start, "does not exist", remedy)
+        return Parent(str(start.resolve()), shape, self._plan_before)
 
     def _plan_words(self, plan: PhasePlan) -> list[str]:
         tokens = self._request_of_phase.tokens

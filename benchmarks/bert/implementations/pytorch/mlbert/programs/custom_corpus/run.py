@@ -239,20 +239,20 @@ class Asked:
 
 def pretrain(asked: Asked) -> int:
     """Run the whole command and return the exit status."""
+    return start_run(asked, CorpusRun)
+
+
+def start_run(asked: Asked, make: Callable[[OwnFolder, Console, Asked], CorpusRun]) -> int:
+    """Run the command with the kind of run that ``make`` returns, and return the exit status."""
     world = World.identify(environment())
-    check_alone(world)
-    folder = OwnFolder(asked.out)
-    if asked.dry_run:
-        return CorpusRun(folder, Console(), asked).describe()
-    with folder.held():
-        return CorpusRun(folder, Console(), asked).go(world)
-
-
-def check_alone(world: World) -> None:
-    """Raise UserError if a launcher started several processes."""
     if world.world_size > 1:
         remedy = "Start it without a launcher"
         raise UserError("command.launcher", "mlbert pretrain TEXT", "runs as one process", remedy)
+    folder = OwnFolder(asked.out)
+    if asked.dry_run:
+        return make(folder, Console(), asked).describe()
+    with folder.held():
+        return make(folder, Console(), asked).go(world)
 
 
 class CorpusRun:
