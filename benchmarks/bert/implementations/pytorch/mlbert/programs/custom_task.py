@@ -33,14 +33,14 @@ from mlbert.distributed.world import World
 from mlbert.host.console import safe
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
-from mlbert.host.exit_statuses import FAILED, SUCCEEDED, SUCCESS, Terminated
+from mlbert.host.exit_statuses import SUCCEEDED
 from mlbert.host.files import write_atomically, writing
 from mlbert.models import task_model
 from mlbert.models.fill_mask import open_model
 from mlbert.models.weights.huggingface import token_obstacle
 from mlbert.ops.precision import small_model_precision
 from mlbert.programs.custom_corpus.corpus_plan import cpu_threads
-from mlbert.programs.save_on_signal import interrupted_status, signals_save
+from mlbert.programs.save_on_signal import train_until_signal
 from mlbert.programs.task_folder import REPORT, TaskFolder, held_folder
 from mlbert.programs.task_guess import MOST_CLASSES
 from mlbert.programs.task_report import joined_texts, report
@@ -48,7 +48,6 @@ from mlbert.recipes import classification
 from mlbert.recipes.classification_build import balanced_weights
 from mlbert.recipes.sections import resolve
 from mlbert.runs.progress import NO_LIMIT, Pace
-from mlbert.training.experiment import run_experiment
 from mlbert.training.run_options import RunOptions
 
 # What a user types for the settings that errors name.
@@ -192,7 +191,7 @@ class _Run:
         """Train, or continue to, and report; return the exit status."""
         self._describe(rows, evaluation)
         notes = self._folder.remembered()
-        resume = notes is not None and self._folder.has_checkpoint
+        resume = notes is not None and self._folder.has_checkpoint()
         if notes is None:
             plan = make_plan(rows, shape, tokenizer, self._asked.seconds, self._asked.epochs)
             _write_model(self._folder.path, shape, tokenizer)
@@ -300,19 +299,14 @@ class _Run:
         options = RunOptions(
             pace, mlperf_log=False, saves_last_step=True, patience=asked.patience or None
         )
-        try:
-            with signals_save():
-                outcome = run_experiment(resolved, self._world, self._console, options)
-        except Terminated as end:
-            saved = "nothing was trained yet"
-            if self._folder.has_checkpoint:
-                saved = "a checkpoint is saved"
-            self.say(f"interrupted: {saved}. Run the same command to resume.")
-            return interrupted_status(end)
-        if outcome.status != SUCCESS:
-            self.say(f"stopped: {outcome.reason}")
-            return FAILED
-        return SUCCEEDED
+        return train_until_signal(
+            resolved,
+            self._world,
+            self._console,
+            options,
+            self.say,
+            self._folder.has_checkpoint,
+        )
 
     def _report(self, rows: TaskRows, evaluation: TaskRows) -> None:
         folder = self._folder.path

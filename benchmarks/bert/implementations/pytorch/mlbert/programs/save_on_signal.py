@@ -1,16 +1,50 @@
-"""Let Ctrl-C or SIGTERM save a checkpoint and end the run that is inside the block."""
+"""Train until the end, or until Ctrl-C or SIGTERM, which save a checkpoint and end the run."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from mlbert.host.exit_statuses import BY_SIGNAL, Terminated
+from rich.console import Console
+
+from mlbert.config.resolution import Resolved
+from mlbert.distributed.world import World
+from mlbert.host.exit_statuses import BY_SIGNAL, FAILED, SUCCEEDED, SUCCESS, Terminated
+from mlbert.training.experiment import run_experiment
+from mlbert.training.run_options import RunOptions
 
 _caught: list[int] = []
+
+
+def train_until_signal(
+    resolved: Resolved,
+    world: World,
+    console: Console,
+    options: RunOptions,
+    say: Callable[[str], None],
+    has_checkpoint: Callable[[], bool],
+) -> int:
+    """Train, say why if the training does not succeed, and return the exit status.
+
+    Args:
+        resolved, world, console, options: see `run_experiment`.
+        say: prints a line.
+        has_checkpoint: returns True if the run can be resumed.
+    """
+    try:
+        with signals_save():
+            outcome = run_experiment(resolved, world, console, options)
+    except Terminated as end:
+        saved = "a checkpoint is saved" if has_checkpoint() else "nothing was trained yet"
+        say(f"interrupted: {saved}. Run the same command to resume.")
+        return interrupted_status(end)
+    if outcome.status != SUCCESS:
+        say(f"stopped: {outcome.reason}")
+        return FAILED
+    return SUCCEEDED
 
 
 @contextmanager

@@ -39,9 +39,8 @@ class TaskFolder:
         """True if training has ended."""
         return (self.path / "summary.json").exists()
 
-    @property
     def has_checkpoint(self) -> bool:
-        """True if training can be resumed."""
+        """Return True if training can be resumed."""
         return any((self.path / "checkpoints").glob("step_*"))
 
     def remembered(self) -> dict[str, Any] | None:

@@ -27,7 +27,7 @@ from mlbert.distributed.world import World
 from mlbert.host.console import LINE_SECONDS, console_progress, short_duration, write_page
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
-from mlbert.host.exit_statuses import FAILED, SUCCEEDED, SUCCESS, Terminated
+from mlbert.host.exit_statuses import SUCCEEDED
 from mlbert.host.files import write_atomically
 from mlbert.host.packages import import_sibling
 from mlbert.models.fill_mask import fill, open_masked_lm, open_model
@@ -42,10 +42,10 @@ from mlbert.programs.custom_corpus.corpus_plan import (
 )
 from mlbert.programs.custom_corpus.own_folder import OwnFolder
 from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
-from mlbert.programs.save_on_signal import interrupted_status, signals_save
+from mlbert.programs.save_on_signal import train_until_signal
 from mlbert.runs.events import Events
 from mlbert.runs.progress import TrainState
-from mlbert.training.experiment import evaluate_only, run_experiment
+from mlbert.training.experiment import evaluate_only
 from mlbert.training.run_options import RunOptions
 
 TOP = 5
@@ -471,22 +471,17 @@ class CorpusRun:
                 resolved.config, resolved.recipe, world, Console(quiet=True), task
             )
             self._say(f"before training: held-out accuracy {accuracy:.4f}")
-        try:
-            with signals_save():
-                outcome = run_experiment(resolved, world, self._console, options)
-        except Terminated as end:
-            saved = (
-                "a checkpoint is saved"
-                if self._folder.has_checkpoint()
-                else "nothing was trained yet"
-            )
-            self._say(f"interrupted: {saved}. Run the same command to resume.")
-            return interrupted_status(end)
-        if outcome.status != SUCCESS:
-            self._say(f"stopped: {outcome.reason}")
-            return FAILED
-        self._finish(facts)
-        return SUCCEEDED
+        status = train_until_signal(
+            resolved,
+            world,
+            self._console,
+            options,
+            self._say,
+            self._folder.has_checkpoint,
+        )
+        if status == SUCCEEDED:
+            self._finish(facts)
+        return status
 
     def _configure(
         self, plan: CorpusPlan, facts: Facts, resume: bool
