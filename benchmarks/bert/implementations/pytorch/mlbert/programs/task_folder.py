@@ -7,7 +7,6 @@ OUT/run_<i>/.lock           held by the process that trains
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,11 +16,11 @@ from typing import Any
 from mlbert.data.formats.manifest import write_json
 from mlbert.host.files import writing
 from mlbert.host.json_files import add_checksum, parse_checksummed
+from mlbert.programs.folder_lock import lock_folder
 from mlbert.runs.run_folder import RunFolder
 from mlbert.runs.step_folders import remove_checkpoints
 
 _NOTES = "finetune.json"
-_LOCK = ".lock"
 REPORT = "report.txt"  # the last file of a finished run
 _REMEDY = "Name another --out"
 
@@ -66,15 +65,8 @@ class TaskFolder:
 
     def hold(self) -> bool:
         """Lock the folder against other processes; return whether that was possible."""
-        with writing(self.path, _REMEDY):
-            lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            return False
-        self._lock = lock
-        return True
+        self._lock = lock_folder(self.path, _REMEDY)
+        return self._lock is not None
 
     def release(self) -> None:
         """Unlock the folder."""

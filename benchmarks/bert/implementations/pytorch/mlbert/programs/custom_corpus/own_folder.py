@@ -12,7 +12,6 @@ DIR/report.html        the report
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,11 +20,10 @@ from typing import Any
 
 from mlbert.data.formats.manifest import make_folder, reading, write_json
 from mlbert.host.errors import UserError
-from mlbert.host.files import writing
 from mlbert.host.json_files import add_checksum, parse_checksummed, read_json
+from mlbert.programs.folder_lock import LOCK, lock_folder
 
 _OTHER = "Choose another --out"  # remedy
-_LOCK = ".lock"  # held by the process that trains
 _GROWN = "grown"
 NOTES = "pretrain.json"  # what `OwnFolder.remember` writes
 
@@ -56,19 +54,16 @@ class OwnFolder:
             if self.path.exists() and not self.path.is_dir():
                 raise UserError("file.wrong-kind", self.path, "is a file, not a folder", _OTHER)
             names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
-            if names - {_LOCK, _GROWN} and not self._notes.is_file():
+            if names - {LOCK, _GROWN} and not self._notes.is_file():
                 reason = "contains something other than a run of mlbert pretrain"
                 raise UserError("file.in-the-way", self.path, reason, _OTHER)
         make_folder(self.path)
-        with writing(self.path, _OTHER):
-            lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        lock = lock_folder(self.path, _OTHER)
+        if lock is None:
+            remedy = f"Wait for it. {_OTHER}"
+            raise UserError("run.in-use", self.path, "another process trains there", remedy)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
-        except BlockingIOError:
-            raise UserError(
-                "run.in-use", self.path, "another process trains there", f"Wait for it. {_OTHER}"
-            ) from None
         finally:
             os.close(lock)
 
