@@ -79,9 +79,9 @@ class Configuration:
         assert isinstance(section, kind)
         return section
 
-    def has(self, kind: type[Section]) -> bool:
-        """Return True if the run's recipe has a section."""
-        return kind in self._sections
+    def or_defaults(self, kind: type[Kind]) -> Kind:
+        """Return a section, or its defaults if the run's recipe does not have it."""
+        return self[kind] if kind in self._sections else kind()
 
     def get(self, setting: Setting) -> object:
         """Return the value of a setting; None if the recipe does not have its section."""

@@ -173,7 +173,7 @@ def start_model(
         context.seed,
         device,
         context.warn,
-        extend_context=config.has(PhaseConfig) and config[PhaseConfig].extend_context,
+        extend_context=config.or_defaults(PhaseConfig).extend_context,
     )
     return model, compute
 
@@ -357,7 +357,7 @@ def make_method(
     if "global_batch_size" in identity:
         fixed.pop("GRADIENT_STEPS", None)  # on more ranks, each has fewer parts of the batch
     schedule: Schedule = schedules.make(config[ScheduleConfig])
-    counts_tokens = config.has(PhaseConfig) and config[PhaseConfig].step_tokens is not None
+    counts_tokens = config.or_defaults(PhaseConfig).step_tokens is not None
     if growth is not None and not growth.is_constant and not counts_tokens:
         schedule = schedules.InSequences.of(schedules.make(config[ScheduleConfig]), growth)
     return Method(

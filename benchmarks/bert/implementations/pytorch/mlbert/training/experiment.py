@@ -293,15 +293,14 @@ def _limits(config: Configuration) -> Limits:
         config[RunConfig],
         target_accuracy=config[EvaluationConfig].target_metric,
         max_steps=config[ScheduleConfig].max_steps,
-        step_tokens=config[PhaseConfig].step_tokens if config.has(PhaseConfig) else None,
+        step_tokens=config.or_defaults(PhaseConfig).step_tokens,
     )
 
 
 def _is_phase(config: Configuration) -> bool:
     """Return True if the next phase may start from the end of this run."""
-    if not config.has(PhaseConfig) or config[RunConfig].save_checkpoint_steps == 0:
-        return False
-    return config[PhaseConfig].step_tokens is not None
+    saves = config[RunConfig].save_checkpoint_steps != 0
+    return saves and config.or_defaults(PhaseConfig).step_tokens is not None
 
 
 def _loggers(
@@ -336,7 +335,7 @@ def _make_ready(
         elapsed = {ELAPSED: round(run.state.elapsed_seconds, 3)}
         log.event("resumed_from_step", run.state.step, elapsed)
         say(f"resumed at step {run.state.step}, {run.state.samples} samples")
-    elif config.has(PhaseConfig) and (parent := config[PhaseConfig].init_optimizer) is not None:
+    elif (parent := config.or_defaults(PhaseConfig).init_optimizer) is not None:
         updates = run.snapshots.start_optimizer(newest_checkpoint(parent))
         say(f"optimizer state of {parent}, after {updates:,} updates")
     lifecycle.accept_warnings()
