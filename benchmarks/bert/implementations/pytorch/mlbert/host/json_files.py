@@ -97,6 +97,11 @@ def parse_object(subject: Path | str, content: bytes, remedy: str) -> dict[str, 
     return value
 
 
+def as_json(value: Any) -> Any:
+    """Return a value as JSON gives it back: with lists for tuples, and text for all keys."""
+    return json.loads(json.dumps(value))
+
+
 def shown(value: object) -> str:
     """Return a value as shown in messages, shortened if long."""
     text = ascii(value) if isinstance(value, str) else repr(value)
@@ -153,5 +158,5 @@ def parse_checksummed(text: str) -> dict[str, Any] | None:
 
 def json_sha256(values: Mapping[str, Any]) -> str:
     """Return the SHA-256 of JSON-able values; the same before writing and after reading."""
-    as_read = json.loads(json.dumps(values))  # which turns all keys into text
+    as_read = as_json(values)
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()

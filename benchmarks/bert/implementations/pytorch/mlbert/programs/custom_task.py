@@ -35,6 +35,7 @@ from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.exit_statuses import SUCCEEDED
 from mlbert.host.files import write_atomically, writing
+from mlbert.host.json_files import as_json
 from mlbert.models import task_model
 from mlbert.models.fill_mask import open_model
 from mlbert.models.weights.huggingface import token_obstacle
@@ -110,7 +111,7 @@ class Asked:
             "start": str(self.start.resolve()),
             "train": file_sha256(self.train),
             "eval": None if self.held_out is None else file_sha256(self.held_out),
-            "form": _as_json(asdict(self.form)),
+            "form": as_json(asdict(self.form)),
             "seconds": self.seconds,
             "epochs": self.epochs,
             "patience": self.patience,
@@ -134,12 +135,14 @@ def finetune(asked: Asked) -> int:
         remedy = "Start from a BERT or a ModernBERT"
         raise UserError("model.unsupported", asked.start, reason, remedy)
     rows = read_task(asked.train, asked.form)
-    evaluation = read_task(asked.held_out or asked.train, asked.form, rows.classes)
-    is_held_out = draw_held_out(rows) if asked.held_out is None else None
+    if asked.held_out is None:
+        is_held_out = draw_held_out(rows)
+    else:
+        evaluation = read_task(asked.held_out, asked.form, rows.classes)
     identity = asked.identity()
     with held_folder(asked.out, identity) as folder:
         run = _Run(asked, identity, folder, world, console)
-        if is_held_out is not None:
+        if asked.held_out is None:
             if folder.remembered() is None:
                 run.write_parts(rows, is_held_out)
             if rows.left_out:
@@ -326,15 +329,6 @@ class _Run:
             files.append(task_model.CONFUSION)
         self.say(f"{folder}: {REPORT}, {', '.join(files)}, huggingface/")
         self.say(f"next:\n  mlbert finetune --predict {to_predict} --model {folder}")
-
-
-def _as_json(value: Any) -> Any:
-    """Return the value with lists for tuples, as JSON gives it back."""
-    if isinstance(value, dict):
-        return {name: _as_json(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_json(part) for part in value]
-    return value
 
 
 def _written_labels(rows: TaskRows) -> list[str]:

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from mlbert.host.errors import UserError
 from mlbert.host.files import fsync_path, open_plain, writing
-from mlbert.host.json_files import json_sha256, read_json
+from mlbert.host.json_files import as_json, json_sha256, read_json
 
 FORMAT = "mlbert-checkpoint-2"
 _FORMATS = "mlbert-checkpoint-"
@@ -41,13 +41,18 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
+def step_path(folder: Path, step: int) -> Path:
+    """Return the path of the checkpoint of a step in a folder."""
+    return folder / f"step_{step:08d}"
+
+
 def remove_checkpoints(folder: Path) -> None:
     """Remove all checkpoints in a folder.
 
     Raises UserError, before it removes anything, if a folder with the name of a checkpoint does not
     have our mark: a record with the name of one of our formats.
     """
-    found = [folder / f"step_{step:08d}" for step in steps_in(folder)]
+    found = [step_path(folder, step) for step in steps_in(folder)]
     for one in found:
         try:
             name = read_json(one / STATE, "").get("format")
@@ -74,7 +79,7 @@ class StepFolders:
     def __init__(self, path: Path, keep: int, identity: dict) -> None:
         self.path = path
         self.keep = keep
-        self.identity = json.loads(json.dumps(identity))
+        self.identity = as_json(identity)
 
     def save(self, step: int, state: dict, write: Callable[[Path], str | None]) -> Path:
         """Save a checkpoint of the files that ``write`` puts into a folder
@@ -83,8 +88,8 @@ class StepFolders:
         ``write`` returns the SHA-256 of its file, or None to have its files read again for it. On
         an OSError, also one from ``write``, remove the partial checkpoint and raise UserError.
         """
-        final = self.path / f"step_{step:08d}"
-        partial = self.path / f".partial_step_{step:08d}"
+        final = step_path(self.path, step)
+        partial = self.path / f".partial_{final.name}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for stale in self.path.glob(".partial_step_*"):  # of a writer that was killed

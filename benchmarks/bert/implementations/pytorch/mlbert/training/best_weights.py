@@ -69,12 +69,12 @@ class BestWeights:
             metric = _WORST
         is_best = self.step is None or metric >= self._metrics[self.step] or step == self.step
         self._metrics[step] = metric
+        with writing(self._folder, _REMEDY):
+            self._folder.mkdir(exist_ok=True)
         if is_best:
             self.step = step
             self._write(step, weights)
         record = {"step": self.step, "metrics": self._metrics}
-        with writing(self._folder, _REMEDY):
-            self._folder.mkdir(exist_ok=True)
         write_atomically(self._folder / _RECORD, json.dumps(record, indent=1) + "\n")
         for other in self._folder.glob("step_*.safetensors"):
             if other != self._file(self.step):
@@ -111,7 +111,6 @@ class BestWeights:
         on_host = weights.detach().to("cpu", torch.float32).contiguous()
         data = on_host.view(torch.uint8).numpy().data
         with writing(self._folder, _REMEDY):
-            self._folder.mkdir(exist_ok=True)
             partial = self._folder / ".partial.safetensors"
             write_tensors(partial, [(_WEIGHTS, str(on_host.dtype), tuple(on_host.shape), data)])
             partial.rename(self._file(step))

@@ -8,7 +8,6 @@ checkpoints/step_00000120/state.json            numbers, source position, sha256
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,9 +21,9 @@ from torch import Tensor
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_tensors
-from mlbert.host.json_files import read_json
+from mlbert.host.json_files import as_json, read_json
 from mlbert.runs.progress import TrainState
-from mlbert.runs.step_folders import STATE, StepFolders, read_step
+from mlbert.runs.step_folders import STATE, StepFolders, read_step, step_path
 from mlbert.training.protocols import Method
 
 # Names of the tensors in a checkpoint: of the flat buffer of weights,
@@ -111,7 +110,7 @@ class CheckpointFolder:
             )
         if newest < 0:
             return None, warnings
-        folder = self.path / f"step_{newest:08d}"
+        folder = step_path(self.path, newest)
         state = read_json(folder / STATE, "Remove it")["state"]
         return Checkpoint(folder, load_file(folder / _TENSORS), state), warnings
 
@@ -249,15 +248,14 @@ class Snapshots:
         identity, state = read_step(folder)
         method = self._method
         remedy = "Choose a checkpoint of the same model and optimizer, or start without its state"
-        for what, theirs, ours in (
-            ("optimizer", identity.get("optimizer"), method.identity.get("optimizer")),
-            ("parameters", state.get("parameters"), _plain(method.flat.layout)),
-        ):
-            if theirs != ours:
-                reason = "has the optimizer state of another model"
-                if what == "optimizer":
-                    reason = f"has the state of {theirs}, and this run uses {ours}"
-                raise UserError("checkpoint.shape", folder, reason, remedy)
+        theirs = identity.get("optimizer")
+        ours = method.identity.get("optimizer")
+        if theirs != ours:
+            reason = f"has the state of {theirs}, and this run uses {ours}"
+            raise UserError("checkpoint.shape", folder, reason, remedy)
+        if state.get("parameters") != as_json(method.flat.layout):
+            reason = "has the optimizer state of another model"
+            raise UserError("checkpoint.shape", folder, reason, remedy)
         tensors = _part(load_file(folder / _TENSORS), OPTIMIZER)
         method.optimizer.load_state_dict({**tensors, **state["optimizer"]})
         return method.optimizer.num_updates
@@ -272,11 +270,6 @@ class Snapshots:
             method.loss_scale.load_state_dict(_part(checkpoint.tensors, SCALE))
         method.source.load_state_dict(checkpoint.state["source"])
         self._state.restore(checkpoint.state["train"])
-
-
-def _plain(value: object) -> object:
-    """Return a value as JSON gives it back."""
-    return json.loads(json.dumps(value))
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

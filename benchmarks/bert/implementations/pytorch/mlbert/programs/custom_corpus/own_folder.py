@@ -37,6 +37,7 @@ class OwnFolder:
         self.shape = path / "bert_config.json"
         self.grown = path / _GROWN
         self.run = path / "run_0"
+        self.checkpoints = self.run / "checkpoints"
         self.model = path / "model"
         self.report = path / "report.html"
         self.summary = self.run / "summary.json"
@@ -89,7 +90,7 @@ class OwnFolder:
 
     def has_checkpoint(self) -> bool:
         """Return True if training can be resumed."""
-        return any((self.run / "checkpoints").glob("step_*"))
+        return any(self.checkpoints.glob("step_*"))
 
     def finished(self) -> dict[str, Any] | None:
         """Return the summary of a finished run, or None."""

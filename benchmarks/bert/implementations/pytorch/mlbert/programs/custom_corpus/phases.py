@@ -34,7 +34,7 @@ from mlbert.programs.custom_corpus.phase_plan import (
     resolve_phase,
 )
 from mlbert.programs.custom_corpus.run import Asked, CorpusRun, start_run
-from mlbert.runs.step_folders import steps_in
+from mlbert.runs.step_folders import step_path, steps_in
 from mlbert.training.run_options import RunOptions
 
 PHASE_ENDS = "phase_ends"
@@ -198,9 +198,7 @@ def keep_phase_end(folder: OwnFolder) -> None:
 
     Raises UserError if it cannot be written.
     """
-    checkpoints = folder.run / "checkpoints"
-    step = steps_in(checkpoints)[-1]
-    source = checkpoints / f"step_{step:08d}"
+    source = step_path(folder.checkpoints, steps_in(folder.checkpoints)[-1])
     place = folder.run / PHASE_ENDS / source.name
     if place.exists():
         return
@@ -229,12 +227,12 @@ def _find_run(start: Path) -> _ParentRun | None:
     """
     if (start / NOTES).is_file():
         folder = OwnFolder(start)
-        steps = steps_in(folder.run / "checkpoints")
+        steps = steps_in(folder.checkpoints)
         if not steps:
             reason = "has no checkpoint to start from"
             remedy = "Train it first, or give a model: config.json, model.safetensors"
             raise UserError("checkpoint.missing", start, reason, remedy)
-        return _ParentRun(folder, folder.run / "checkpoints" / f"step_{steps[-1]:08d}")
+        return _ParentRun(folder, step_path(folder.checkpoints, steps[-1]))
     if not start.name.startswith("step_"):
         return None
     home = next((path for path in start.resolve().parents if (path / NOTES).is_file()), None)
