@@ -21,6 +21,7 @@ class Gpu:
         constant: name of its constant time in `Parameters`.
         has_fp8: whether its published results use FP8 products.
         has_results: whether the fit has results of it.
+        board_watts: limit of the board's power by its vendor's data sheet; None if unknown.
     """
 
     memory_gb: float
@@ -31,6 +32,7 @@ class Gpu:
     constant: str
     has_fp8: bool
     has_results: bool = True
+    board_watts: float | None = None
 
     @property
     def is_pcie(self) -> bool:
@@ -42,19 +44,19 @@ class Gpu:
 # published systems. The last four: peaks without sparsity and with 32-bit sums from their vendors'
 # data sheets; ports are assumed.
 GPUS: Mapping[str, Gpu] = {
-    "a100-sxm": Gpu(80, 312, 200, 8, 8, "a100", False),
-    "a100-sxm-40gb": Gpu(40, 312, 200, 8, 8, "a100", False),
-    "a100-pcie": Gpu(80, 312, 200, 8, 1, "a100", False),
-    "h100-sxm": Gpu(80, 989.4, 400, 8, 8, "later", True),
-    "h100-pcie": Gpu(80, 756, 400, 8, 1, "later", True),
-    "h200": Gpu(141, 989.4, 400, 8, 8, "later", True),
-    "b200": Gpu(180, 2250, 400, 8, 8, "later", True),
+    "a100-sxm": Gpu(80, 312, 200, 8, 8, "a100", False, board_watts=400.0),
+    "a100-sxm-40gb": Gpu(40, 312, 200, 8, 8, "a100", False, board_watts=400.0),
+    "a100-pcie": Gpu(80, 312, 200, 8, 1, "a100", False, board_watts=300.0),
+    "h100-sxm": Gpu(80, 989.4, 400, 8, 8, "later", True, board_watts=700.0),
+    "h100-pcie": Gpu(80, 756, 400, 8, 1, "later", True, board_watts=350.0),
+    "h200": Gpu(141, 989.4, 400, 8, 8, "later", True, board_watts=700.0),
+    "b200": Gpu(180, 2250, 400, 8, 8, "later", True, board_watts=1000.0),
     "gb200": Gpu(186, 2500, 400, 4, 72, "later", True),
     "gaudi2": Gpu(96, 432, 300, 8, 8, "later", False),
     "a5000": Gpu(24, 111.1, 100, 2, 1, "a100", False, has_results=False),
     "rtx4090": Gpu(24, 165.2, 100, 8, 1, "later", False, has_results=False),
     "rx7900xtx": Gpu(24, 122.9, 100, 6, 1, "later", False, has_results=False),
-    "mi300x": Gpu(192, 1307.4, 400, 8, 8, "later", False, has_results=False),
+    "mi300x": Gpu(192, 1307.4, 400, 8, 8, "later", False, has_results=False, board_watts=750.0),
 }
 
 

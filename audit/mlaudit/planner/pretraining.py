@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from mlaudit.planner import timing
 from mlaudit.planner.cost import JOULES_A_KWH, Prices
+from mlaudit.planner.gpus import GPUS
 from mlaudit.planner.request import band, duration
-from mlaudit.planner.timing import GPUS, WITHOUT_FP8, Parameters, TrainingJob
+from mlaudit.planner.timing import WITHOUT_FP8, Parameters, TrainingJob
 from mlaudit.report.tables import ReportTable
 from mlbert.config import presets
 from mlbert.config.bert_config import BertConfig
@@ -32,17 +33,6 @@ MOST_SHORT = 65_536
 CHECKPOINT_BYTES = 12  # a parameter: float32 weight and two moments
 KEPT_CHECKPOINTS = 3  # the two newest, and that of the phase's end
 WEIGHT_FILES = 2  # of the finished model, in float32
-# Limits of the boards' power by their vendors' data sheets, watts.
-BOARD_WATTS = {
-    "a100-sxm": 400.0,
-    "a100-sxm-40gb": 400.0,
-    "a100-pcie": 300.0,
-    "h100-sxm": 700.0,
-    "h100-pcie": 350.0,
-    "h200": 700.0,
-    "b200": 1000.0,
-    "mi300x": 750.0,
-}
 
 
 @dataclass(frozen=True)
@@ -110,7 +100,7 @@ def estimate(
     """
     preset = presets.find(recipe, "--recipe")
     shape = preset.shape
-    step_tokens = preset.rows * ROW_TOKENS
+    step_tokens = preset.step_tokens
     steps = max(1, math.ceil(tokens / step_tokens))
     error = 0.0
     if measured_rate is None:
@@ -122,7 +112,7 @@ def estimate(
     network = timing.step(dataclasses.replace(job, gradient=gradient), parameters).network / 1e3
     seconds = tokens / step_tokens * (step_tokens / (rate * job.gpus) + network)
     seconds_band = (seconds * math.exp(-error), seconds * math.exp(error))
-    limit = None if job.name else BOARD_WATTS.get(job.gpu)
+    limit = None if job.name else GPUS[job.gpu].board_watts
     watts = limit if prices.watts_per_gpu is None else prices.watts_per_gpu
     id_bytes = SHORT_ID_BYTES if shape.vocab_size <= MOST_SHORT else LONG_ID_BYTES
     state = KEPT_CHECKPOINTS * CHECKPOINT_BYTES + WEIGHT_FILES * 4
