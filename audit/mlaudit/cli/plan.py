@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +30,7 @@ from mlbert.host.console import standard_output, write_page
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json
+from mlbert.host.option_checks import first_given, refuse_with
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -141,7 +142,7 @@ def plan(
             "--budget": budget,
             "--html": html,
         }
-        _refuse_with_recipe(benchmark_only)
+        refuse_with("--recipe", benchmark_only)
         if tokens is None:
             reason = "needs the length of the training"
             raise UserError("config.missing", "--recipe", reason, "Add --tokens, such as 30e9")
@@ -171,10 +172,10 @@ def plan(
         "--tokens-per-second": tokens_per_second,
         "--length": length,
     }
-    for name, value in recipe_only.items():
-        if value is not None:
-            remedy = "Give --recipe modernbert-base"
-            raise UserError("config.missing", name, "needs --recipe", remedy)
+    name = first_given(recipe_only)
+    if name is not None:
+        remedy = "Give --recipe modernbert-base"
+        raise UserError("config.missing", name, "needs --recipe", remedy)
     if batch is not None and batch_per_gpu is not None:
         raise UserError(
             "config.conflict", "--batch-per-gpu", "conflicts with --batch", "Give one of the two"
@@ -247,14 +248,6 @@ def _known_gpu(gpu: str, like: str | None, factor: float | None) -> str:
         known = [*GPUS, *ALIASES]
         raise UserError("config.choice", "--like", f"{like} is unknown", "Give another", known)
     return name
-
-
-def _refuse_with_recipe(given: Mapping[str, object]) -> None:
-    """Raise UserError if an option is given that only a benchmark run has."""
-    for name, value in given.items():
-        if value is not None:
-            reason = f"cannot be used with {name}"
-            raise UserError("config.conflict", "--recipe", reason, f"Remove {name}")
 
 
 def _show_pretraining(found: pretraining.PretrainingEstimate, as_json: bool) -> None:

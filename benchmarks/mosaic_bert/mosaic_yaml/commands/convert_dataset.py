@@ -17,6 +17,7 @@ from mlbert.host.command_line import exit_code
 from mlbert.host.console import console_progress
 from mlbert.host.errors import UserError
 from mlbert.host.exit_statuses import SUCCEEDED
+from mlbert.host.option_checks import check_at_most_one
 
 PROGRAM = "convert_dataset.py"
 OWN = "text"
@@ -134,11 +135,9 @@ def _check_source(given: argparse.Namespace) -> None:
 
 
 def _form(given: argparse.Namespace) -> streaming.Form:
-    if given.whole_texts and given.concat_tokens is not None:
-        remedy = "Give one of them"
-        raise UserError(
-            "config.conflict", "--whole_texts and --concat_tokens", "exclude each other", remedy
-        )
+    check_at_most_one(
+        {"--whole_texts": given.whole_texts or None, "--concat_tokens": given.concat_tokens}
+    )
     form = streaming.WholeTexts() if given.whole_texts else _concatenation(given)
     if form is not None and given.dataset in streaming.HUB_SETS and given.tokenizer is None:
         flag = "--whole_texts" if given.whole_texts else "--concat_tokens"

@@ -19,6 +19,7 @@ from mlbert.data.formats.tasks import read_texts
 from mlbert.host.console import console_progress
 from mlbert.host.errors import UserError, public_names
 from mlbert.host.exit_statuses import SUCCEEDED
+from mlbert.host.option_checks import check_at_most_one
 from mlbert.host.packages import import_sibling
 from mlbert.models import task_model
 from mlbert.programs import custom_task
@@ -156,9 +157,7 @@ def finetune(
                 "Write --from MODEL --train FILE.csv",
             )
         seconds = None if minutes is None else training_seconds(minutes, None)
-        if minutes is not None and epochs is not None:
-            reason = "exclude each other"
-            raise UserError("config.conflict", "--minutes and --epochs", reason, "Give one of them")
+        check_at_most_one({"--minutes": minutes, "--epochs": epochs})
         with public_names(custom_task.OPTIONS):
             asked = custom_task.Asked(
                 start=start,

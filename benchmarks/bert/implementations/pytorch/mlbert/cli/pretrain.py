@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 from mlbert.host.errors import UserError, public_names
+from mlbert.host.option_checks import check_at_most_one, first_given, refuse_with
 from mlbert.host.packages import import_sibling
 
 LEAST_MINUTES = 0.05
@@ -173,9 +174,7 @@ def pretrain(
         reason = "--grow-from and --shape go together"
         remedy = "Give the smaller model and the larger model's shape"
         raise UserError("config.missing", "mlbert pretrain", reason, remedy)
-    if start is not None and grow_from is not None:
-        reason = "exclude each other"
-        raise UserError("config.conflict", "--from and --grow-from", reason, "Give one of them")
+    check_at_most_one({"--from": start, "--grow-from": grow_from})
     starts = start is not None or grow_from is not None
     if starts and (vocab is not None or size != "auto"):
         name = "--from" if start is not None else "--grow-from"
@@ -232,18 +231,15 @@ def _check_one_length(
         by_clock: options that exclude it, None if not given.
     """
     if tokens is None:
-        for name, value in of_phase.items():
-            if value is not None:
-                reason = "needs the number of tokens to train on"
-                raise UserError("config.missing", name, reason, "Add --tokens, such as 1e9")
+        name = first_given(of_phase)
+        if name is not None:
+            reason = "needs the number of tokens to train on"
+            raise UserError("config.missing", name, reason, "Add --tokens, such as 1e9")
         return
     if not 1 <= tokens <= MOST_TOKENS:
         remedy = f"Give 1 to {MOST_TOKENS:g} tokens, such as 30e9"
         raise UserError("config.range", f"--tokens {tokens:g}", "is not a valid length", remedy)
-    for name, value in by_clock.items():
-        if value is not None:
-            reason = f"cannot be used with {name}"
-            raise UserError("config.conflict", "--tokens", reason, f"Remove {name}")
+    refuse_with("--tokens", by_clock)
 
 
 def _check_vocabulary(is_new: bool, cased: bool | None, vocab_size: int | None) -> None:
@@ -265,10 +261,7 @@ def training_seconds(minutes: float | None, hours: float | None) -> float:
 
     Raises UserError if it is out of range.
     """
-    if minutes is not None and hours is not None:
-        raise UserError(
-            "config.conflict", "--minutes and --hours", "exclude each other", "Give one of them"
-        )
+    check_at_most_one({"--minutes": minutes, "--hours": hours})
     name, value = ("--hours", hours) if hours is not None else ("--minutes", minutes)
     wanted = USUAL_MINUTES if value is None else value * (60.0 if hours is not None else 1.0)
     if not LEAST_MINUTES <= wanted <= MOST_MINUTES:
