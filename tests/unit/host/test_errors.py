@@ -37,3 +37,11 @@ def test_the_line_of_an_error_and_its_way_through_a_process_pool():
     again = pickle.loads(pickle.dumps(error))
     assert (again.code, str(again), again.exit_status) == (error.code, str(error), 2)
     assert UserError("file.missing", "x", "is gone").as_line() == "x: is gone. [file.missing]"
+
+
+def test_an_error_about_another_subject_keeps_the_rest():
+    error = UserError("config.unknown-name", "OPTIMIZER", "is wrong", "Give one", ("lamb", "adam"))
+    again = error.about(Path("config.sh"))
+    assert again.as_line() == (
+        "config.sh: is wrong. Give one. Choices: lamb, adam. [config.unknown-name]"
+    )

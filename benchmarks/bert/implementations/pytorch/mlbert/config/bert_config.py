@@ -299,7 +299,7 @@ class BertConfig:
         try:
             return cls(**values)
         except UserError as error:
-            raise UserError(error.code, path, error.problem, error.remedy) from None
+            raise error.about(path) from None
 
     def with_options(self, text: str | None) -> BertConfig:
         """Return a copy with other values, such as ``"gated_mlp=true num_hidden_layers=6"``;
@@ -344,7 +344,7 @@ class BertConfig:
         try:
             return replace(self, **changes)  # type: ignore[arg-type]
         except UserError as error:
-            raise UserError(error.code, subject, error.problem, error.remedy) from None
+            raise error.about(subject) from None
 
     def to_json(self) -> str:
         """Return JSON text with a trailing newline,

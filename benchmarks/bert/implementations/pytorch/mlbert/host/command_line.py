@@ -320,15 +320,12 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
         _print_error(missing.as_line(), debug)
         return missing.exit_status
     except Exception as error:
-        # Typer's usage errors (an unknown option, a value out of range) have no public base class.
-        if isinstance(error, RuntimeError) and "allocate memory" in str(
-            error
-        ):  # torch's MemoryError
+        message_of_runtime = str(error) if isinstance(error, RuntimeError) else ""
+        if "allocate memory" in message_of_runtime:  # torch's MemoryError
             return _print_error(_NO_MEMORY, debug)
-        if isinstance(error, RuntimeError) and str(error).startswith(
-            "Symlink loop"
-        ):  # Path.resolve before Python 3.13
+        if message_of_runtime.startswith("Symlink loop"):  # Path.resolve before Python 3.13
             return _print_error(f"{error}. {_REMEDIES[errno.ELOOP]}.", debug)
+        # Typer's usage errors (an unknown option, a value out of range) have no public base class.
         if not hasattr(error, "format_message"):
             raise
         context = getattr(error, "ctx", None)

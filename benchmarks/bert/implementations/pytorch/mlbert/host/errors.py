@@ -67,6 +67,10 @@ class UserError(ValueError):
         known = _one_line(", ".join(self.choices))
         super().__init__(f"{self.sentence} {CHOICES}{known}." if known else self.sentence)
 
+    def about(self, subject: str | Path) -> UserError:
+        """Return the same error with the file, variable or flag that the user knows."""
+        return UserError(self.code, subject, self.problem, self.remedy, self.choices)
+
     def as_line(self) -> str:
         """Return the line that a command prints: the message, then the code in brackets."""
         return f"{self} [{self.code}]"

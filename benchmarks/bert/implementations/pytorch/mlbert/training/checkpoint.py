@@ -231,7 +231,7 @@ class Snapshots:
         try:
             self._take_over(checkpoint)
         except UserError as error:
-            raise UserError(error.code, checkpoint.path, error.problem, error.remedy) from None
+            raise error.about(checkpoint.path) from None
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
             # Its checksums are right, so it is as its writer made it.
             cause = f"{error.args[0]} is missing" if isinstance(error, KeyError) else "other fields"
