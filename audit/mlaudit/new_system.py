@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlaudit.settings import check_exports
+from mlaudit.spread_batch import spread_batch
 from mlbert.config.sources import parse_config_name
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically, writing
@@ -37,7 +38,7 @@ After sourcing, `mlbert train --print-config` shows every value, where it comes 
 
 | settings | source |
 |---|---|
-| all numbers of `{config}` | those of [`{other_config}`](../{other}/{other_config}), unchanged |
+| all numbers of `{config}` | those of [`{other_config}`](../{other}/{other_config}), {kept} |
 """
 
 
@@ -49,9 +50,17 @@ class NewSystem:
     config: str  # name of the config in it
     template: Path  # of the machine's description
     row: str  # line for the table of ``benchmarks/bert/implementations/README.md``
+    changes: tuple[str, ...]  # what another number of GPUs changes
 
 
-def new_system(name: str, other: str, tree: Path, config: str | None = None) -> NewSystem:
+def new_system(
+    name: str,
+    other: str,
+    tree: Path,
+    config: str | None = None,
+    nodes: int | None = None,
+    gpus: int | None = None,
+) -> NewSystem:
     """Create ``implementations/<name>/`` and ``systems/templates/<name>.json`` from the system
     ``other``.
 
@@ -64,10 +73,12 @@ def new_system(name: str, other: str, tree: Path, config: str | None = None) -> 
         tree: root of the tree.
         config: config of the other system to copy;
             required if it has several, not counting those for FP8.
+        nodes, gpus: of the new system, GPUs of each node; the batch of all GPUs stays
+            (`mlaudit.spread_batch`). None: as in the other system.
 
     Raises:
         UserError: the name is invalid or taken, the system or config is unknown or ambiguous,
-            or a write failed.
+            the batch does not fit the GPUs, or a write failed.
     """
     home = tree / IMPLEMENTATIONS
     _check_name(name, tree)
@@ -79,13 +90,29 @@ def new_system(name: str, other: str, tree: Path, config: str | None = None) -> 
     chosen = _choose_config(source, config)
     parts = parse_config_name(chosen.name)
     assert parts is not None
-    config_name = f"config_{name}_{parts.shape}.sh"
     exports = {name: export.text for name, export in check_exports(chosen).items()}
+    config_text = _renamed(chosen, other, name)
+    site_text = _renamed(source / "env.sh", other, name)
+    changes: tuple[str, ...] = ()
+    if nodes is not None or gpus is not None:
+        spread = spread_batch(parts, exports, nodes, gpus)
+        parts = spread.parts
+        exports |= spread.exports
+        config_text = spread.config(config_text)
+        site_text = spread.site(site_text)
+        changes = spread.lines
+    config_name = f"config_{name}_{parts.shape}.sh"
+    kept = "spread over other GPUs, the rest unchanged" if changes else "unchanged"
     files = {
-        config_name: _renamed(chosen, other, name),
-        "env.sh": _renamed(source / "env.sh", other, name),
+        config_name: config_text,
+        "env.sh": site_text,
         "README.md": _README.format(
-            name=name, other=other, config=config_name, other_config=chosen.name, mark=MARK
+            name=name,
+            other=other,
+            config=config_name,
+            other_config=chosen.name,
+            mark=MARK,
+            kept=kept,
         ),
         **{stub: (source / stub).read_text(encoding="utf-8") for stub in STUBS},
     }
@@ -100,7 +127,7 @@ def new_system(name: str, other: str, tree: Path, config: str | None = None) -> 
         f"| [`{name}`]({name}/README.md) | `{config_name}` | {shape} | `{exports.get('RECIPE')}` "
         f"| `{model}` | no |"
     )
-    return NewSystem(home / name, config_name, description, row)
+    return NewSystem(home / name, config_name, description, row, changes)
 
 
 def _check_name(name: str, tree: Path) -> None:

@@ -5,6 +5,7 @@ tree.
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,12 +14,14 @@ import pytest
 from programs import copy_files, run_checked, run_quietly, user_environ, write_mlbert, write_program
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SECONDS = 300
+FIRST_JOB = "docs/first_job.md"
 EXAMPLES = "docs/worked_examples.md"
 PAGE = Path("docs/add_a_system.md")
 NAME = "acme_x1_n1"  # the system that the page adds
 FOLDER = Path("benchmarks/bert/implementations") / NAME
-CONFIG = f"config_{NAME}_1x4x96x1_pack.sh"
+CONFIG = f"config_{NAME}_1x4x96x2_pack.sh"
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +76,18 @@ def test_the_new_check_reports_a_home_folder_and_no_published_log(
         assert ("line 1 names a home folder" in " ".join(said.split())) == is_reported, said
 
 
+def test_the_page_for_a_first_job_shows_what_its_command_prints(copy: Path) -> None:
+    page = (copy / FIRST_JOB).read_text()
+    (block,) = [text for text in CONSOLE.findall(page) if "new-system" in text]
+    command, *shown = block.removeprefix("$ ").splitlines()
+    printed = run(copy, command).splitlines()
+    assert [line for line in printed if line in shown] == shown
+    folder, config = re.findall(r"^\$ (?:cd|source) (\S+_n4\S*)", page, re.MULTILINE)
+    assert (copy / folder / config).is_file()
+    shutil.rmtree(copy / folder)
+    (copy / f"systems/templates/{Path(folder).name}.json").unlink()
+
+
 @pytest.mark.timeout(3 * SECONDS)
 def test_page_creates_a_system_that_passes_the_checks(copy: Path) -> None:
     programs = copy / ".venv/bin"
@@ -91,7 +106,7 @@ def test_page_creates_a_system_that_passes_the_checks(copy: Path) -> None:
     names = {path.name for path in (copy / FOLDER).iterdir()}
     assert names == {"README.md", "env.sh", CONFIG, "run.sub", "run_pretraining.py"}
     assert "--gres=gpu:4" in (copy / FOLDER / "env.sh").read_text()
-    plan = outputs[2]
+    plan = outputs[1]
     assert "global_batch_size 768 = BATCHSIZE 96 x 4 ranks x PACKING_FACTOR 2" in plan
     warnings = [line for line in plan.splitlines() if "warning" in line]
     assert len(warnings) == 2, warnings
@@ -104,7 +119,7 @@ def test_page_creates_a_system_that_passes_the_checks(copy: Path) -> None:
     lines = (copy / "submitted").read_text().splitlines()
     assert [line for line in lines if line.startswith("-N")] == [
         "-N 1 -t 15 run.sub",
-        "-N 1 -t 85 run.sub",
+        "-N 1 -t 170 run.sub",
     ]
     assert lines.count("SYNTH_DATA=1") == 1
     assert lines.count("DGXNGPU=4") == lines.count("BATCHSIZE=96") == 2
@@ -114,8 +129,7 @@ def test_page_creates_a_system_that_passes_the_checks(copy: Path) -> None:
     text = table.read_text()
     last = "| [`dgxa100_n1`]"
     assert last in text
-    new = row.replace("1x8x48x1", "1x4x96x1").replace("1 x 8 x 48 x 1", "1 x 4 x 96 x 1")
-    table.write_text(text.replace(last, f"{new}\n{last}"))
+    table.write_text(text.replace(last, f"{row}\n{last}"))
     checks = (
         f"'{sys.executable}' -m pytest -q -p no:cacheprovider tests/tree/test_configs.py "
         "tests/tree/test_shell.py"

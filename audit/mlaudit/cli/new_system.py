@@ -35,13 +35,24 @@ def new_system(
     config: Annotated[
         str | None, typer.Option(help="Which of its configs, if it has several.")
     ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=1024, help="GPUs of a node; the batch and its hyper-parameters stay."
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=65536, help="Nodes; the batch stays.")
+    ] = None,
     tree: Annotated[Path | None, typer.Option(help="Tree to extend; default: this one.")] = None,
 ) -> None:
     """Create a folder for another machine and a template of its description."""
     root = repository_root(tree)
-    made = make_system(name, other, root, config)
+    made = make_system(name, other, root, config, nodes, gpus)
     for path in (*sorted(made.folder.iterdir()), made.template):
         typer.echo(f"created {path.relative_to(root)}")
+    for line in made.changes:
+        typer.echo(line)
     folder = made.folder.relative_to(root)
     template = made.template.relative_to(root)
     typer.echo(

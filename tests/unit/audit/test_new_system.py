@@ -57,6 +57,51 @@ def test_from_every_system(other: str, tree: Path) -> None:
     assert not list((tree / IMPLEMENTATIONS).glob(".*"))
 
 
+@pytest.mark.parametrize(
+    ("other", "nodes", "gpus", "shape"),
+    [
+        ("dgxa100_n1", None, 2, "1x2x224x4"),
+        ("dgxa100_n1", 4, 8, "4x8x14x1"),
+        ("dgxa100_n1", None, 1, "1x1x448x8"),
+        ("h200_n1", None, 2, "1x2x192x4_pack"),
+        ("dgxh100_n8", 1, 2, "1x2x1152x32_pack"),
+    ],
+)
+def test_the_batch_stays_on_other_gpus(
+    other: str, nodes: int | None, gpus: int, shape: str, tree: Path
+) -> None:
+    """Only the numbers of GPUs and how the batch is spread over them change."""
+    source = sorted((tree / IMPLEMENTATIONS / other).glob("config_*.sh"))[0]
+    made = new_system("acme", other, tree, source.name, nodes, gpus)
+    assert made.config == f"config_acme_{shape}.sh"
+    before = exports_of(source)
+    after = exports_of(made.folder / made.config)
+    changed = {name for name in before | after if before.get(name) != after.get(name)}
+    named = {"CONFIG_FILE", "DGXSYSTEM", "LOGDIR", "MLPERF_SUBMISSION_PLATFORM"}
+    spread = {"DGXNNODES", "DGXNGPU", "BATCHSIZE", "GRADIENT_STEPS", "WALLTIME", "SRUN_ARGS"}
+    assert changed <= named | spread
+    batches = [
+        int(one["DGXNNODES"]) * int(one["DGXNGPU"]) * int(one["BATCHSIZE"])
+        for one in (before, after)
+    ]
+    assert batches[0] == batches[1]
+    micro_batches = [int(one["BATCHSIZE"]) // int(one["GRADIENT_STEPS"]) for one in (before, after)]
+    assert micro_batches[1] <= micro_batches[0]
+    assert f"gpu:{gpus}" in after["SRUN_ARGS"]
+    first_lines = (made.folder / made.config).read_text().splitlines()[:4]
+    assert any(f"x {after['BATCHSIZE']} " in line for line in first_lines)
+    batch_words = f"the batch of all GPUs ({batches[0]})"
+    assert any(batch_words in line for line in made.changes)
+
+
+def test_gpus_on_which_the_batch_would_change(tree: Path) -> None:
+    with user_error("config.conflict", "--nodes 1 --gpus 3"):
+        new_system("acme", "dgxa100_n1", tree, gpus=3)
+    with user_error("config.conflict", "--nodes 128 --gpus 2"):
+        new_system("acme", "samsung_dgxa100_n128", tree, gpus=2)
+    assert not (tree / IMPLEMENTATIONS / "acme").exists()
+
+
 def test_a_chain_of_new_systems(tree: Path) -> None:
     new_system("first", "h200_n1", tree)
     made = new_system("second_one", "first", tree)
@@ -123,6 +168,11 @@ def test_the_command_names_the_next_step(tree: Path) -> None:
     done = CliRunner().invoke(app, ["new-system", "acme", "--from", "h200_n1", "--tree", str(tree)])
     assert done.exit_code == 0
     assert done.stdout.count("\ncreated ") == 5
+    assert "unchanged:" not in done.stdout
+    command = ["new-system", "few", "--from", "dgxa100_n1", "--gpus", "2", "--tree", str(tree)]
+    few = CliRunner().invoke(app, command)
+    for line in ("BATCHSIZE: 56 -> 224", "GRADIENT_STEPS: 1 -> 4", "WALLTIME: 75 -> 300"):
+        assert line in few.stdout.splitlines()
     for step in (
         "env.sh",
         "--print-config",
