@@ -242,6 +242,88 @@ def test_container_is_created_once_per_node_and_reused_by_name(cluster: FakeClus
     ]
 
 
+# Takes the options of `exec` that the launchers use, and runs the command without an image.
+APPTAINER = r"""#!/bin/bash
+set -euo pipefail
+echo "apptainer $*" >>"${APPTAINER_CALLS}"
+[[ "$1" == exec ]]
+shift
+while [[ "$1" == --* ]]; do
+    case "$1" in
+    --bind)
+        [[ -e "${2%%:*}" ]] || { echo "FATAL: ${2%%:*} does not exist" >&2; exit 255; }
+        shift 2
+        ;;
+    --pwd) cd "$2"; shift 2 ;;
+    --no-home | --writable-tmpfs | --nv) shift ;;
+    *) echo "FATAL: unknown option $1" >&2; exit 1 ;;
+    esac
+done
+[[ -f "$1" ]] || { echo "FATAL: no image $1" >&2; exit 255; }
+shift
+exec "$@"
+"""
+
+
+def test_an_apptainer_image_runs_each_rank_without_pyxis(cluster: FakeCluster) -> None:
+    image = cluster.image.rename(cluster.image.with_name("bert.sif"))
+    calls = write_apptainer(cluster)
+    cluster.job(CONT=image, SLURM_MPI_TYPE="none", SLURM_CPUS=32, APPTAINER_CALLS=calls)
+    tree = cluster.system.parents[3]
+    inside = ["apptainer", "exec", "--no-home", "--writable-tmpfs", "--pwd", str(cluster.system)]
+    inside += ["--bind", f"{tree}:{tree}", "--bind", f"{cluster.logs}:{cluster.logs}", str(image)]
+    called = [call["words"] for call in cluster.calls("srun")]
+    assert called[0] == ["--mpi=none", "--ntasks=2", "--ntasks-per-node=1", *inside, "true"]
+    (run,) = cluster.calls("srun", "run_and_time.sh")
+    assert run["words"][-len(inside) - 1 :] == [*inside, str(cluster.launch / "run_and_time.sh")]
+    assert run["exports"]["MLBERT_IMAGE_DIGEST"].startswith("sha256:")
+    assert not [words for words in called if "enroot" in words or "--container" in str(words)]
+
+
+@pytest.mark.slow
+def test_runs_in_an_apptainer_image_on_one_machine(
+    cluster: FakeCluster, tmp_path: Path, tree_root: Path
+) -> None:
+    image = cluster.image.rename(cluster.image.with_name("bert.sif"))
+    image.write_bytes(b"image")
+    calls = write_apptainer(cluster)
+    system = tree_root / "benchmarks/bert/implementations/cpu_demo"
+    exports = training_settings.exports(tmp_path) | {
+        "CONFIG_FILE": system / "config_cpu_1x1x32x1_demo.sh",
+        "DGXNNODES": 1,
+        "DGXNGPU": 1,
+        "MAX_STEPS": 2,
+        "NEXP": 1,
+        "CLEAR_CACHES": 0,
+        "CHECK_COMPLIANCE": 0,
+        "LOGDIR": cluster.logs,
+        "CONT": image,
+        "APPTAINER_CALLS": calls,
+        "RECIPE": "packed_lamb",
+    }
+    done = cluster.start("run_with_apptainer.sh", **exports)
+    assert done.returncode == 1, "the target is missed"
+    assert "run 0 ended with status 1" in done.stdout, done.stdout + done.stderr
+    log = (cluster.logs / "result_0.txt").read_text()
+    assert f'"image_digest", "value": "sha256:{hashlib.sha256(b"image").hexdigest()}"' in log
+    called = calls.read_text()
+    for program in ("check_node.sh", "run_and_time.sh", "-m mlbert report"):
+        assert program in called
+    for wrong, words in (
+        ({"CONT": "bert.sqsh"}, "CONT=bert.sqsh is not a .sif"),
+        ({"CONT": "none.sif"}, "none.sif is not a readable file here"),
+        ({"DGXNNODES": 2}, "DGXNNODES=2, but this starts one node"),
+    ):
+        refused = cluster.start("run_with_apptainer.sh", **{**exports, **wrong})
+        assert_refused(refused, words)
+
+
+def write_apptainer(cluster: FakeCluster) -> Path:
+    """Put `APPTAINER` on the path, and return the file of its calls."""
+    write_program(cluster.programs / "apptainer", APPTAINER)
+    return cluster.logs.parent / "apptainer_calls"
+
+
 def test_a_relative_image_file_is_not_looked_up_in_a_registry(cluster: FakeCluster) -> None:
     cluster.image.rename(cluster.system / "bert.sqsh")
     cluster.job(CONT="bert.sqsh")

@@ -100,6 +100,23 @@ choose_mounts() {
     mounts+=("${more[@]}")
 }
 
+# Set `apptainer_command`, which runs a command in the image CONT, in folder $1, with `mounts` and this environment.
+choose_apptainer_command() {
+    local folder="$1" mount program
+    apptainer_command=()
+    for program in apptainer singularity; do
+        if ((${#apptainer_command[@]} == 0)) && command -v "${program}" >/dev/null; then
+            apptainer_command=("${program}" exec --no-home --writable-tmpfs --pwd "${folder}")
+        fi
+    done
+    ((${#apptainer_command[@]} > 0)) || fail "CONT=${CONT} needs Apptainer or Singularity, and neither is on PATH here."
+    [[ ! -e /proc/driver/nvidia/version ]] || apptainer_command+=(--nv)
+    for mount in "${mounts[@]}"; do
+        apptainer_command+=(--bind "${mount}")
+    done
+    apptainer_command+=("${CONT}")
+}
+
 # Set `exported`: the names of all settings that are set. reset_settings.sh lists every setting.
 list_settings() {
     local name
@@ -125,7 +142,7 @@ select_run() {
     fi
 }
 
-# Export the digest of a .sqsh for the log: from the file that make_sqsh.sh wrote, else computed once per job.
+# Export the digest of a .sqsh or .sif for the log: from the file that make_sqsh.sh wrote, else computed once per job.
 identify_image() {
     local digest=""
     if [[ -r "${CONT}.sha256" ]]; then
