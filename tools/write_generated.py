@@ -59,10 +59,14 @@ ERRORS_HEADER = """\
 
 A mistake is one line: `mlbert: error: SUBJECT: PROBLEM. REMEDY. [code]`. If an unknown name was
 given, the known ones follow the remedy: `Choices: ...`. The exit status is 2. The code stays the
-same when the wording changes. Written by `tools/write_generated.py` from
-`mlbert/host/error_codes.py`.
-
+same when the wording changes. Below, each code has its meaning and one or two messages as they are
+printed, in which the last sentence is the remedy. Written by `tools/write_generated.py` from
+`mlbert/host/error_codes.py` and the messages that the tests have seen.
 """
+MESSAGES = ROOT / "tests/golden/error_messages.txt"
+SHOWN_MESSAGES = 2  # of a code, with different remedies
+MOST_CHARACTERS = 200  # of a shown message, if a shorter one exists
+TEMPORARY = re.compile(r"<tmp>/?")
 # A path with a placeholder, which would be an HTML tag.
 PLACEHOLDER = re.compile(r"[\w./]*<\w+>[\w./]*\w")
 
@@ -118,9 +122,34 @@ def merged(defaults: list[str]) -> list[str]:
 
 
 def errors_text() -> str:
-    """Return the text of errors.md."""
-    codes = sorted(ERROR_CODES.items())
-    return ERRORS_HEADER + "".join(f"* `{code}`: {text}\n" for code, text in codes)
+    """Return the text of errors.md: a section for each code, in groups."""
+    messages: dict[str, list[str]] = {}
+    for line in MESSAGES.read_text(encoding="utf-8").splitlines():
+        code, _, message = line.partition(": ")
+        messages.setdefault(code, []).append(TEMPORARY.sub("", message))
+    text = ERRORS_HEADER
+    group = ""
+    for code, meaning in sorted(ERROR_CODES.items()):
+        if not code.startswith(f"{group}."):
+            group = code.partition(".")[0]
+            text += f"\n## {group}\n"
+        text += f"\n### `{code}`\n\n{meaning}\n"
+        shown = typical_messages(messages.get(code, []))
+        if shown:
+            text += "\n```text\n" + "".join(f"{message}\n" for message in shown) + "```\n"
+    return text
+
+
+def typical_messages(messages: list[str]) -> list[str]:
+    """Return a short message for each of the most frequent remedies."""
+    by_remedy: dict[str, list[str]] = {}
+    for message in messages:
+        if not message.startswith(":"):  # nothing is left of the subject
+            by_remedy.setdefault(message.rpartition(". ")[2], []).append(message)
+    frequent = sorted(by_remedy.values(), key=lambda same: (-len(same), same[0]))
+    shortest = [min(same, key=lambda message: (len(message), message)) for same in frequent]
+    readable = [message for message in shortest if len(message) <= MOST_CHARACTERS]
+    return (readable or shortest)[:SHOWN_MESSAGES]
 
 
 def recipes() -> list[Recipe]:
