@@ -54,6 +54,11 @@ def check(
     by the rules of its round.
 
     Exit status: 0 no errors, 1 at least one ERROR, 2 a path cannot be checked.
+
+    \b
+    Examples:
+      mlbert submission check runs/quickstart/result_0.txt --division open
+      mlbert submission check results/SYSTEM --html check.html
     """
     console = standard_output()
     with waiting("checking") as update:

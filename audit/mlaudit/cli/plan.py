@@ -125,7 +125,14 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Predict a run from published results: time, samples, memory, cost, and what limits it."""
+    """Predict a run from published results: time, samples, memory, cost, and what limits it.
+
+    \b
+    Examples:
+      mlbert plan --gpu h100 --gpus 64 --nodes 8 --price-per-gpu-hour 3
+      source config_X.sh && mlbert plan --gpu h100
+      mlbert plan --recipe modernbert-base --tokens 30e9 --gpu h100 --gpus 1
+    """
     if recipe is not None:
         benchmark_only = {
             "--config": config,

@@ -61,6 +61,11 @@ def report(
 ) -> int:
     """Print the results of runs, several systems in one table;
     exit with 1 if a run did not reach its target.
+
+    \b
+    Examples:
+      mlbert report runs/quickstart --html report.html
+      mlbert report results/*/bert
     """
     results = [read_result(system) for system in read_systems(paths)]
     prices = Prices(price_per_gpu_hour, co2_per_kwh=co2_per_kwh)

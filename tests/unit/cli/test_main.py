@@ -5,6 +5,7 @@ a bug keeps its traceback.
 import json
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 from unittest import mock
@@ -66,7 +67,8 @@ def test_help_names_every_command_and_has_short_forms(run_mlbert):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_has_help_of_one_look(run_mlbert, name):
+def test_each_command_has_help_of_one_look(run_mlbert, name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     made = get_command(COMMANDS[name].load())
     commands = [[name], *([name, one] for one in getattr(made, "commands", ()))]
     for words in commands:
@@ -75,11 +77,38 @@ def test_each_command_has_help_of_one_look(run_mlbert, name):
         assert out.startswith(f"Usage: mlbert {' '.join(words)} ")
         assert "-h, --help" in out
         assert not set("│╭─") & set(out)
+        assert max(map(len, out.splitlines())) <= 80
+        # Types and ranges as Python writes them.
+        assert not re.search(r"<(int|float|path|list|str)|list\[|x[<>]=", out)
         assert "completion" not in out
         assert not re.search(r"\w\.\.\.\n", out.partition("Commands:")[2])  # cut short
     assert run_mlbert(*words, "-h") == (code, out, err)
     if len(commands) > 1:
         assert run_mlbert(name) == (2, run_mlbert(name, "--help")[1], "")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_of_help_have_options_that_exist(run_mlbert, name):
+    made = get_command(COMMANDS[name].load())
+    for inner in getattr(made, "commands", {"": made}).values():
+        examples = (inner.help or "").partition("Examples:\n")[2]
+        for line in examples.splitlines():
+            *_, command = line.strip().split(" && ")
+            program, *words = shlex.split(command)
+            assert program == "mlbert"
+            assert " ".join(words).startswith(f"{name} {inner.name if inner is not made else ''}")
+            _, help_text, _ = run_mlbert(*words[: 1 if inner is made else 2], "--help")
+            options = [word for word in words if word.startswith("--")]
+            assert all(re.search(rf"{option}\b", help_text) for option in options), line
+
+
+def test_number_ranges_of_help_are_in_words(run_mlbert):
+    _, out, _ = run_mlbert("plan", "--help")
+    squeezed = " ".join(out.split())
+    assert "--gpus N Number of GPUs. [1 to 8,192]" in squeezed
+    assert "[1,000 to 1e12]" in squeezed
+    assert "[at least 1]" in squeezed
+    assert "[0.01 to 2]" in squeezed
 
 
 def bash(script, home):

@@ -45,21 +45,27 @@ def glue(path: YamlFile, words: Words = None) -> int:
     FOLDER/task=T/seed=S/job.yaml
 
     \b
-    starting_checkpoint_load_path=WEIGHTS  a run folder, its weights/, a Hugging Face folder,
-                                           a Composer checkpoint
-    base_run_name=NAME                     job T with seed S is named NAME_task=T_seed=S
-    save_finetune_checkpoint_folder=DIR    its folder is DIR/task=T/seed=S;
-                                           the scores and their figure are in DIR
-    parallel=false                         run the jobs one after the other
-    published_order=true                   never shuffle the training rows,
-                                           as in the published program
-    data.glue=FOLDER                       GLUE's files in their official format
-    data.source=NAME                       how to create missing files: datasets, python (stand-ins)
-    tasks.T.seeds=[19,717]                 seeds of a task; only the tasks in the YAML run
-    tasks.T.trainer_kwargs.NAME=VALUE      max_duration, eval_interval, eval_subset_num_batches, and
-                                           save_num_checkpoints_to_keep (0: delete the weights after
-                                           the job)
-    tasks.T.optimizer.lr=5e-5              also optimizer.weight_decay, batch_size
+    starting_checkpoint_load_path=WEIGHTS
+        a run folder, its weights/, a Hugging Face folder, a Composer checkpoint
+    base_run_name=NAME
+        job T with seed S is named NAME_task=T_seed=S
+    save_finetune_checkpoint_folder=DIR
+        its folder is DIR/task=T/seed=S; scores and their figure are in DIR
+    parallel=false
+        run the jobs one after the other
+    published_order=true
+        never shuffle the training rows, as in the published program
+    data.glue=FOLDER
+        GLUE's files in their official format
+    data.source=NAME
+        how to create missing files: datasets, python (stand-ins)
+    tasks.T.seeds=[19,717]
+        seeds of a task; only the tasks in the YAML run
+    tasks.T.trainer_kwargs.NAME=VALUE
+        max_duration, eval_interval, eval_subset_num_batches, and
+        save_num_checkpoints_to_keep (0: delete the weights after the job)
+    tasks.T.optimizer.lr=5e-5
+        also optimizer.weight_decay, batch_size
     """
     check_yaml_file(PROGRAM, path)
     if World.identify(environment()).world_size > 1:

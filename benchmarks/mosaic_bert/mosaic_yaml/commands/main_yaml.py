@@ -42,15 +42,18 @@ def pretrain(path: YamlFile, words: Words = None) -> int:
     Start with a file from yamls/main. Some names:
 
     \b
-    model.name=mosaic_bert                or hf_bert (Hugging Face's class, padded)
-    data_local=DIR data_remote=ADDRESS    local folder of the splits; where to stream them from
-    max_duration=70000ba                  ba batches, sp sequences, ep passes over the data,
-                                          tok tokens
-    device_train_microbatch_size=auto     split a rank's batch to fit its memory
-    save_folder=DIR autoresume=true       save checkpoints; resume from the newest,
-                                          with any number of ranks
-    load_path=WEIGHTS                     a run folder, a Hugging Face folder,
-                                          a Composer or NVIDIA checkpoint
+    model.name=mosaic_bert     or hf_bert (Hugging Face's class, padded)
+    data_local=DIR             local folder of the splits
+    data_remote=ADDRESS        where to stream them from
+    max_duration=70000ba       ba batches, sp sequences, ep passes over the
+                               data, tok tokens
+    device_train_microbatch_size=auto
+                               split a rank's batch to fit its memory
+    save_folder=DIR autoresume=true
+                               save checkpoints; resume from the newest, with
+                               any number of ranks
+    load_path=WEIGHTS          a run folder, a Hugging Face folder, a Composer
+                               or NVIDIA checkpoint
     """
     check_yaml_file("main.py", path)
     world = World.identify(environment())

@@ -68,7 +68,13 @@ def step(
     ] = "auto",
     json_file: JsonFile = None,
 ) -> int:
-    """Time one training step: forward, backward, optimizer."""
+    """Time one training step: forward, backward, optimizer.
+
+    \b
+    Examples:
+      mlbert bench step --config demo --vs huggingface
+      mlbert bench step --config large --packs 448 --precision bf16
+    """
     import torch
 
     from mlbert.ops.precision import compute_dtype

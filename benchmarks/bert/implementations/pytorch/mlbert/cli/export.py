@@ -37,6 +37,11 @@ def export(
 
     For a run without weights/, export its newest checkpoint.
     For files of other programs, see mlbert convert.
+
+    \b
+    Examples:
+      mlbert export runs/quickstart --out my-bert
+      mlbert export runs/quickstart --to onnx --out my-onnx
     """
     if int8 and to != "onnx":
         raise UserError("config.conflict", "--int8", f"needs ONNX, not {to}", "Add --to onnx")

@@ -28,7 +28,12 @@ def fill_mask(
     ],
     top: Annotated[int, typer.Option(help="Number of predictions.", min=1, max=1000)] = 5,
 ) -> None:
-    """Print the most probable words for the mask in each text, with their probabilities."""
+    """Print the most probable words for the mask in each text, with their probabilities.
+
+    \b
+    Examples:
+      mlbert fill-mask my-model/model "The [MASK] was late."
+    """
     from mlbert.models import fill_mask as masked  # torch takes a second
 
     network, tokenizer = masked.open_masked_lm(model)

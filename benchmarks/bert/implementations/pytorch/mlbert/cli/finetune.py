@@ -112,8 +112,8 @@ def finetune(
 
     \b
     mlbert finetune --from MODEL --train FILE     from the rows alone
-    mlbert finetune YAML [NAME=VALUE]...          with every setting, also under mlbert launch or
-                                                  torchrun
+    mlbert finetune YAML [NAME=VALUE]...          with every setting; also
+                                                  under mlbert launch, torchrun
     mlbert finetune --predict FILE --model finetuned/run_0
 
     Without a YAML, columns and kind of label are guessed and printed, a fifth of the rows is held
@@ -128,13 +128,16 @@ def finetune(
                              or a Composer checkpoint
     data.train=FILE          rows to train on
     data.eval=FILE           rows to evaluate on
-    data.text_columns=a,b    a text or a pair; default:
-                             by name, such as text or sentence1 and sentence2
+    data.text_columns=a,b    a text or a pair; default: by name,
+                             such as text or sentence1 and sentence2
     data.label_column=NAME   default: label, labels or score
-    model.num_labels=N       1 for a number; default: the number of classes in the training file
-    data.task=NAME           a GLUE task instead of files: cola mnli mrpc qnli qqp rte sst2 stsb
+    model.num_labels=N       1 for a number; default: the number of classes
+                             in the training file
+    data.task=NAME           a GLUE task instead of files: cola mnli mrpc
+                             qnli qqp rte sst2 stsb
     data.glue=FOLDER         GLUE's files
-    data.source=NAME         how to create missing files: datasets, python (stand-ins)
+    data.source=NAME         how to create missing files: datasets, python
+                             (stand-ins)
     """
     options = [start, train, held_out, text, label, task, numbers, minutes, epochs, patience, seed]
     options += [tensorboard, wandb]

@@ -62,7 +62,7 @@ COMMANDS = Registry(
 _root = program(
     "mlbert",
     COMMANDS,
-    summary="BERT pre-training as an MLPerf-style benchmark.",
+    summary="Train BERT and ModernBERT encoders: on your own text, or as MLPerf's benchmark.",
     epilog=(
         "Run mlbert COMMAND --help for details. "
         "Exit codes: 0 success, 1 a run or check failed, 2 wrong input; "

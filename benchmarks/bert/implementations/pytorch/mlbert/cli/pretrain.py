@@ -145,6 +145,13 @@ def pretrain(
 
     The same command resumes an interrupted run, or extends it with more --minutes or --tokens. If
     the first TEXT ends in .yaml, it is a MosaicML configuration.
+
+    \b
+    Examples:
+      mlbert pretrain texts/ --out my-model --minutes 30
+      mlbert pretrain rows.csv --text body --dry-run
+      mlbert pretrain rows.csv --text body --from my-model/model --out more
+      mlbert pretrain texts/ --preset modernbert-base --tokens 30e9 --out base
     """
     if texts[0].suffix in YAML_SUFFIXES:
         status: int = import_sibling(YAML_PROGRAM).pretrain(

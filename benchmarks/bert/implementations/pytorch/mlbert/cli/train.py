@@ -313,6 +313,11 @@ def _described() -> Callable[..., None]:
 
         Settings come from recipe defaults, --config YAML files, the exports of a
         config_<system>.sh, and flags or key=value words; later ones win.
+
+        \b
+        Examples:
+          mlbert train --config my-run.yaml --seed 1
+          source config_X.sh && mlbert train --print-config
         """
 
     keyword = inspect.Parameter.KEYWORD_ONLY

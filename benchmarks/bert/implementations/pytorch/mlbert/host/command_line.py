@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,6 +55,9 @@ _REMEDIES = {
     errno.ELOOP: "Its links form a loop: name another place",
     errno.ENAMETOOLONG: "Name a shorter one",
 }
+_LONG = 1e10  # help writes such numbers with an exponent
+# What help shows for values of these types.
+_KINDS: Mapping[Any, str] = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
 _program = "mlbert"  # the one that runs, for its messages
 
 
@@ -94,7 +97,7 @@ class LazyCommand(TyperCommand):
         """
         self._command.before()
         command = self.load()
-        _check_texts(command)
+        _adapt(command)
         if isinstance(command, TyperGroup):
             for subcommand in command.commands.values():
                 first_paragraph, *_ = (subcommand.help or "").split("\n\n")
@@ -213,15 +216,63 @@ def _run(name: str, root: typer.Typer, words: list[str]) -> int:
     return result if isinstance(result, int) else SUCCEEDED
 
 
-def _check_texts(command: Any) -> None:
-    """Let a command and its subcommands refuse texts that Typer reads as something else:
-    `is_number` says which are numbers, and an empty path is the current folder.
+def _adapt(command: Any) -> None:
+    """Change what Typer shows and accepts for the parameters of a command and its subcommands.
+
+    They refuse texts that Typer reads as something else: `is_number` says which are numbers, and
+    an empty path is the current folder. Help names kinds of values in words, not Python's types.
     """
     if isinstance(command, TyperGroup):
         for inner in command.commands.values():
-            _check_texts(inner)
+            _adapt(inner)
     for parameter in command.params:
         parameter.process_value = partial(_process_value, parameter, parameter.process_value)
+        parameter.display_type_rich = partial(_kind_of_value, parameter)
+        parameter._get_number_range_help_str = partial(_range_in_words, parameter)
+        if parameter.param_type_name == "argument":
+            parameter._usage_display_name = partial(_usage_of_argument, parameter)
+
+
+def _kind_of_value(parameter: Any, ctx: Any) -> str:
+    """Return what help shows behind the name of an option, such as N; nothing behind an argument's,
+    unless it is one of some words.
+    """
+    is_argument = parameter.param_type_name == "argument"
+    if parameter.metavar is not None and not is_argument:
+        return str(parameter.metavar)
+    kind = parameter.type_descriptor
+    if kind.is_choice:
+        return str(parameter.display_type(ctx)).strip("<>")
+    if is_argument:
+        return ""
+    inner = get_args(kind.annotation)[0] if kind.is_list else kind.annotation
+    return _KINDS.get(inner, "VALUE")
+
+
+def _range_in_words(parameter: Any) -> str | None:
+    """Return the legal numbers of a parameter, such as "16 to 32,768"; None if all are legal."""
+    least, most = (
+        None if bound is None else _shown_bound(bound) for bound in (parameter.min, parameter.max)
+    )
+    if least is not None and most is not None:
+        return f"{least} to {most}"
+    if least is not None:
+        return f"at least {least}"
+    return None if most is None else f"at most {most}"
+
+
+def _shown_bound(bound: float) -> str:
+    """Return 32768 as "32,768" and 1e14 as "1e14"."""
+    if bound != int(bound) or abs(bound) >= _LONG:
+        return f"{bound:g}".replace("+", "")
+    return f"{int(bound):,}"
+
+
+def _usage_of_argument(parameter: Any) -> str:
+    """Return an argument in the usage line: brackets mark one that may be missing."""
+    name = parameter.display_name_raw
+    shown = name if parameter.required else f"[{name}]"
+    return f"{shown}..." if parameter.nargs != 1 else shown
 
 
 def _process_value(

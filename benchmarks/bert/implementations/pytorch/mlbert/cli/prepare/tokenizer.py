@@ -93,7 +93,13 @@ def tokenizer_command(
     encoding: Encoding = None,
     skip_bad: SkipBad = False,
 ) -> None:
-    """Train a tokenizer on your own text, and measure it on text that is held out."""
+    """Train a tokenizer on your own text, and measure it on text that is held out.
+
+    \b
+    Examples:
+      mlbert prepare tokenizer texts/ --out my-tokenizer
+      mlbert prepare tokenizer texts/ --kind wordpiece --size 30528 --out words
+    """
     check_kind(kind)
     check_encoding(encoding)
     others: Counter[str] = Counter()
