@@ -2,6 +2,7 @@
 pairs cut as the reference cuts them.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,16 @@ def test_a_pair_is_two_segments() -> None:
     assert TOKENIZER.decode(single.tokens.tolist()) == "[CLS] row 0 [SEP]"
     assert single.first_lengths.tolist() == [4]
     assert encode(task_rows(3), TOKENIZER, 8).lengths.tolist() == [8, 8, 8]
+
+
+def test_more_classes_than_16_bits_count() -> None:
+    rows = replace(task_rows(2), labels=None, label_lists=[[3, 70_000], [65_536]])
+    encoded = encode(rows, TOKENIZER, 64)
+    assert encoded.masked_labels.tolist() == [3, 70_000, 65_536]
+    assert encode(task_rows(2), TOKENIZER, 64).tokens.dtype == np.uint16
+    words = [["row", " zero"], ["row"]]
+    tagged = replace(rows, label_lists=[[1, 70_000], [2]], words=words)
+    assert encode(tagged, TOKENIZER, 64).masked_labels.tolist() == [1, 70_000, 2]
 
 
 def test_rows_that_are_cut_are_counted() -> None:

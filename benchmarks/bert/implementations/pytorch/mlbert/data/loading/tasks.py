@@ -15,7 +15,7 @@ import numpy as np
 from mlbert.data.batches import HostBatch, StaticShape
 from mlbert.data.formats.order import RankSlice, even_parts
 from mlbert.data.formats.permutation import Permutation
-from mlbert.data.formats.ragged import Ragged, Row
+from mlbert.data.formats.ragged import Ragged, Row, ids_dtype
 from mlbert.data.formats.tasks import TaskRows
 from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.data.loading.source import EvaluationBatches, StepSource
@@ -78,7 +78,7 @@ def encode(
         what = f"{num_cut:,} of {len(rows):,} rows are longer than {max_seq_length} tokens"
         warn(f"warning: {rows.path}: {what} and are cut")
     labels = np.zeros(len(rows), np.float32) if rows.labels is None else rows.labels
-    return replace(Ragged.from_rows(sequences(), tokenizer.dtype), labels=labels)
+    return replace(Ragged.from_rows(sequences(), _dtype(rows, tokenizer)), labels=labels)
 
 
 def encode_words(
@@ -119,7 +119,13 @@ def encode_words(
         what = f"{num_cut:,} of {len(rows):,} rows are longer than {max_seq_length} tokens"
         warn(f"warning: {rows.path}: {what} and are cut")
     no_labels = np.zeros(len(rows), np.float32)
-    return replace(Ragged.from_rows(sequences, tokenizer.dtype), labels=no_labels), kept
+    return replace(Ragged.from_rows(sequences, _dtype(rows, tokenizer)), labels=no_labels), kept
+
+
+def _dtype(rows: TaskRows, tokenizer: Tokenizer) -> np.dtype:
+    """Return the type of ids, which lists of labels are stored in, too."""
+    classes = 1 + max((max(labels, default=0) for labels in rows.label_lists or ()), default=0)
+    return ids_dtype(max(tokenizer.vocab_size, classes))
 
 
 def most_labels(parts: Sequence[TaskRows]) -> int:
