@@ -157,6 +157,13 @@ def test_the_loader_benchmark_reads_the_same_text_on_all_sides(run_mlbert, tmp_p
     assert record["sides"]["mlbert"]["share_of_slots"] > 0.9
 
 
+def test_the_loader_benchmark_needs_a_batch_of_texts(tmp_path, own_cache, assert_fails):
+    few = loader.write_documents(tmp_path / "few", 30_522, seed=1, num_tokens=20_000)
+    words = ["bench", "loader", "--data", few, "--tokenizer", "bert-base-uncased"]
+    said = assert_fails(words, "data.too-small", few)
+    assert "and a batch takes 96" in said
+
+
 def test_the_loader_benchmark_needs_the_vocabulary_of_a_set(tmp_path):
     with user_error("config.missing", "--tokenizer"):
         bench.loader(data=tmp_path)

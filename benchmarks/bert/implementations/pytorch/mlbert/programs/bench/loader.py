@@ -31,11 +31,17 @@ import torch
 from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.ragged import ids_dtype
 from mlbert.data.formats.streams import streams_of
-from mlbert.data.formats.token_shards import INPUT_IDS, TokenShards, open_texts
+from mlbert.data.formats.token_shards import (
+    INPUT_IDS,
+    TokenShards,
+    describe_text,
+    open_texts,
+)
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.loading.masked_text import SPLIT, TextSet, TextSource
 from mlbert.data.loading.source import PREFETCHED_STEPS
 from mlbert.data.loading.text_lanes import Pieces
+from mlbert.host.errors import UserError
 from mlbert.host.progress import Progress
 
 ROWS = 96  # of a batch
@@ -135,6 +141,7 @@ def run(
         with tempfile.TemporaryDirectory(prefix="mlbert-loader-") as scratch:
             loaded = load_tokenizer(tokenizer or TOKENIZER)
             folder = data or write_documents(Path(scratch) / "set", loaded.vocab_size, seed)
+            _check_size(folder, loaded)
             workers = cores if cores > 1 else 0
             task = Task(folder, loaded, length, workers, device, seed)
             sides, skipped = _sides(task)
@@ -161,6 +168,14 @@ def run(
     }
     record["ratios"] = _ratios(record["sides"])
     return record
+
+
+def _check_size(folder: Path, tokenizer: Tokenizer) -> None:
+    """Raise UserError if a set has fewer texts than a batch."""
+    count = describe_text(streams_of("", None, folder), tokenizer).num_texts
+    if count < ROWS:
+        reason = f"has {count} texts, and a batch takes {ROWS}"
+        raise UserError("data.too-small", folder, reason, "Give a larger set, or no --data")
 
 
 def write_documents(
