@@ -49,6 +49,8 @@ from mlbert.training.experiment import evaluate_only
 from mlbert.training.run_options import RunOptions
 
 TOP = 5
+# Options that are called differently in the notes of a folder.
+_NAMES_OF_NOTES = {"--vocab": "--tokenizer"}
 # What a user types for the settings that errors name.
 OPTIONS = {
     "INIT_CHECKPOINT": "--from",
@@ -384,7 +386,7 @@ class CorpusRun:
         """Raise UserError if the folder's run was started with other options or text."""
         now = self._identity()
         for name in (name for name, value in now.items() if before.get(name) != value):
-            what = f"another {name}"
+            what = f"another {_NAMES_OF_NOTES.get(name, name)}"
             remedy = "Choose another --out, or remove it"
             if name == "sources":
                 what = f"other text: {_changes(before[name], now[name])}"
