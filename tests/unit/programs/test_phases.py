@@ -152,8 +152,9 @@ def test_three_phases_each_from_the_checkpoint_of_the_one_before(
     assert points[0]["learning_rate"] == TINY["extend_rate"]
     rates = [point["learning_rate"] for point in points]
     assert rates == sorted(rates, reverse=True)
-    done = (len(points) - 1) / len(points)  # rows are full, so each step has the same tokens
-    assert rates[-1] == pytest.approx(TINY["extend_rate"] * (1 - math.sqrt(done)), rel=0.01)
+    # The last update begins within a step's tokens of the end.
+    done = 1 - STEP / (8 * STEP)
+    assert 0 < rates[-1] <= TINY["extend_rate"] * (1 - math.sqrt(done))
 
     from transformers import AutoModelForMaskedLM
 

@@ -241,6 +241,20 @@ def test_held_out_text_is_not_trained_on(tmp_path: Path) -> None:
     assert facts.train_tokens + facts.held_out_tokens + facts.near_repeats <= 20 * 6 * 450 * 1.2
 
 
+def test_each_sequence_is_a_piece_of_one_document_if_none_are_joined(tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text(json_lines(texts_of(400)))
+    joined = request_of(tmp_path / "joined", tmp_path / "text.jsonl", lower_case=True)
+    apart = replace(joined, joins=False)
+    facts = [prepare(joined, tmp_path / "joined"), prepare(apart, tmp_path / "apart")]
+    assert facts[0].train_tokens == pytest.approx(facts[1].train_tokens, rel=0.02)
+    assert facts[0].train_sequences < facts[1].train_sequences
+    sep = load_tokenizer(tmp_path / "apart").sep_id
+    for name in ("train", "val"):
+        inside = [row[1:-1].count(sep) for row in rows(tmp_path / "apart" / name)]
+        assert max(inside) == 0
+        assert max(row[1:-1].count(sep) for row in rows(tmp_path / "joined" / name)) > 0
+
+
 def test_order_and_files_do_not_matter_to_what_is_held_out(tmp_path: Path) -> None:
     texts = texts_of(120)
     (tmp_path / "a.jsonl").write_text(json_lines(texts))

@@ -20,6 +20,7 @@ from mlbert.data.prepare.sentences import split_sentences
 
 RUN = 8  # tokens of a run that is compared
 NEAR_DUPLICATE = 0.5  # fraction of a line's tokens in known runs from which it is dropped
+_MARKED_BITS = 20  # first bits of a hash, by which most unknown ones are told apart
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -43,7 +44,9 @@ def encode_texts(tokenizer: Tokenizer, known: np.ndarray | None, texts: Sequence
     dropped.
     """
     tokens, starts, counts_of_lines = tokenizer.encode_lines(texts)
-    is_kept = np.ones(len(tokens), bool) if known is None else ~_repeated(tokens, starts, known)
+    is_kept = (
+        np.ones(len(tokens), bool) if known is None else ~nearly_repeated(tokens, starts, known)
+    )
     ends = starts[offsets_of(counts_of_lines)[1:]]  # of the documents
     kept = tokens[is_kept]
     places = offsets_of(is_kept)[ends]
@@ -88,6 +91,49 @@ class SequenceStream:
         return np.concatenate([start, inner, self._end])
 
 
+class DocumentFrame:
+    """Cuts documents into pieces with special tokens around each.
+
+    Args:
+        length: most tokens of a piece, with special ones.
+
+    Attributes:
+        room: most tokens of the document in a piece.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, length: int) -> None:
+        self.room = length - 2
+        self._first = np.asarray([tokenizer.cls_id], tokenizer.dtype)
+        self._last = np.asarray([tokenizer.sep_id], tokenizer.dtype)
+
+    def pieces(self, ids: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the pieces of a document, none if it is empty."""
+        for start in range(0, len(ids), self.room):
+            yield np.concatenate([self._first, ids[start : start + self.room], self._last])
+
+
+class PieceStream:
+    """Cuts encoded documents into pieces and counts their tokens: no sequence has two documents."""
+
+    def __init__(self, tokenizer: Tokenizer, length: int) -> None:
+        self._frame = DocumentFrame(tokenizer, length)
+        self._sep_id = tokenizer.sep_id
+        self.counts: Counter[str] = Counter()
+
+    def samples(self, several: Iterable[Encoded]) -> Iterator[np.ndarray]:
+        """Yield the pieces of texts, each uint16 or uint32 of at most ``length`` tokens."""
+        for tokens, counts in several:
+            self.counts += counts
+            start = 0
+            for end in np.flatnonzero(tokens == self._sep_id).tolist():
+                yield from self._frame.pieces(tokens[start:end])
+                start = end + 1
+
+    def rest(self) -> Iterator[np.ndarray]:
+        """Yield nothing: each document is complete."""
+        return iter(())
+
+
 def run_hashes(tokens: np.ndarray) -> np.ndarray:
     """Return uint64 [T - RUN + 1], a hash of each run of `RUN` tokens."""
     if len(tokens) < RUN:
@@ -100,16 +146,11 @@ def run_hashes(tokens: np.ndarray) -> np.ndarray:
     return hashes
 
 
-def _repeated(tokens: np.ndarray, starts: np.ndarray, known: np.ndarray) -> np.ndarray:
+def nearly_repeated(tokens: np.ndarray, starts: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Return bool [T]: tokens of lines (int64 [lines + 1] ``starts``) with at least half of their
     tokens in known runs.
     """
-    runs = run_hashes(tokens)
-    found = (
-        known[np.minimum(np.searchsorted(known, runs), len(known) - 1)] == runs
-        if len(known)
-        else runs == 1
-    )
+    found = _are_known(run_hashes(tokens), known)
     change = np.zeros(len(tokens) + 1, np.int64)
     change[: len(found)] += found
     change[RUN : RUN + len(found)] -= found
@@ -117,6 +158,19 @@ def _repeated(tokens: np.ndarray, starts: np.ndarray, known: np.ndarray) -> np.n
     lengths = np.diff(starts)
     shares = np.diff(covered[starts]) / np.maximum(lengths, 1)
     return np.repeat(shares >= NEAR_DUPLICATE, lengths)
+
+
+def _are_known(runs: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Return bool [T], whether each hash (uint64 [T]) is in ``known``, sorted."""
+    marked = np.zeros(1 << _MARKED_BITS, bool)
+    shift = np.uint64(64 - _MARKED_BITS)
+    marked[known >> shift] = True
+    found = marked[runs >> shift]
+    candidates = np.flatnonzero(found)  # few: only they are searched for
+    values = runs[candidates]
+    places = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    found[candidates] = known[places] == values
+    return found
 
 
 def has_next(sample: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:

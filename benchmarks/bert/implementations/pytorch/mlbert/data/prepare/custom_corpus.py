@@ -3,7 +3,8 @@ training and held-out sets, a vocabulary, example sentences.
 
     text/vocab.txt, tokenizer_config.json   the vocabulary; of a given tokenizer.json, its files
     text/train/, text/val/                  MDS sets of sequences:
-                                            [CLS], tokens of documents with [SEP] between, [SEP]
+                                            [CLS], tokens of documents with [SEP] between, [SEP],
+                                            or a piece of one document (``Request.joins``)
     text/text.json                          written last:
                                             input, counts, baselines, masked example sentences
 
@@ -20,9 +21,7 @@ of 8 that also occur in the held-out text.
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -44,6 +43,7 @@ from mlbert.data.formats.wordpiece import MAX_CHARS_PER_WORD, clean_words
 from mlbert.data.prepare.baselines import Neighbors
 from mlbert.data.prepare.corpus_files import TEXT, CorpusSource, documents, format_counts
 from mlbert.data.prepare.corpus_sequences import (
+    PieceStream,
     SequenceStream,
     choose_sentences,
     encode_texts,
@@ -59,6 +59,7 @@ from mlbert.data.prepare.readable_sources import (
     scan_readable,
     together,
 )
+from mlbert.data.prepare.text_measures import letters_of, markup_of, script_words, scripts_of
 from mlbert.data.prepare.vocabulary_training import (
     choose_case,
     count_characters,
@@ -79,10 +80,8 @@ HELD_OUT_MOST_SHARE = 0.1  # fraction of all characters
 _LEAST_HELD_OUT = 10  # documents, so that no single one dominates the accuracy
 MOST_UNKNOWN = 0.5  # fraction of [UNK] above which nothing can be learnt
 _MOST_WORDS = 400_000  # different words kept; above that, words seen only once are dropped
-_MOST_PAIRS = 4_000_000  # different pairs of neighbors that the baselines count
+MOST_PAIRS = 4_000_000  # different pairs of neighbors that the baselines count
 _MOST_KNOWN = 2_000_000  # documents that later ones are compared with
-_LETTERS = re.compile(r"[^\W\d_]+")
-_MARKUP = re.compile(r"</?[A-Za-z][^<>\n]*>|\{\{|\}\}|\[\[|\]\]|&[a-z]+;")
 _SAMPLED = 2000  # characters of a document in which markup is counted
 _MUCH_MARKUP = 0.02  # share of these characters above which a warning is shown
 _SHARD_BYTES = 8 << 20  # maximum size of an MDS shard
@@ -108,6 +107,8 @@ class Facts:
     scripts: str
     baselines: dict[str, Any]
     sentences: list[list[str]]  # text with [MASK], and the original word
+    # Of the sets in train/ with a part of an epoch each; empty if train/ is one set.
+    proportions: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ class Request:
         held_out: text to hold out instead of a part of ``sources``.
         others: files that are not read, by suffix.
         encoding, skip_bad: of the files that are not UTF-8; leave out files that cannot be read.
+        joins: fill sequences with several documents; otherwise each is a piece of one document.
     """
 
     sources: Sequence[CorpusSource]
@@ -137,6 +139,7 @@ class Request:
     others: Counter[str] = field(default_factory=Counter)
     encoding: str | None = None
     skip_bad: bool = False
+    joins: bool = True
 
     def made_from(self) -> dict[str, Any]:
         """Return a JSON-serializable description; equal descriptions produce equal data."""
@@ -147,7 +150,9 @@ class Request:
         vocabulary = (
             self.vocabulary.identity if self.vocabulary else [self.vocab_size, self.lower_case]
         )
+        pieces = {} if self.joins else {"joins": False}
         return {
+            **pieces,
             "sources": files,
             "reading": reading,
             "vocabulary": vocabulary,
@@ -170,7 +175,7 @@ def prepare(request: Request, folder: Path, executor: Executor = Executor()) -> 
     readable, scan = _scan_text(request, executor)
     tokenizer = _tokenizer(readable, scan, folder)
     facts = _write_sets(readable, scan, tokenizer, folder, executor, request.made_from())
-    write_json(folder / _FACTS, add_checksum(asdict(facts)))
+    write_facts(facts, folder)
     return facts
 
 
@@ -178,6 +183,11 @@ def take_inventory(request: Request, executor: Executor = Executor()) -> list[st
     """Read the text and describe it; write nothing. Raises UserError as `prepare`."""
     request, scan = _scan_text(request, executor)
     return scan.inventory(request)
+
+
+def write_facts(facts: Facts, folder: Path) -> None:
+    """Write the facts, which complete a prepared text. Raises UserError if that fails."""
+    write_json(folder / _FACTS, add_checksum(asdict(facts)))
 
 
 def read_facts(folder: Path) -> Facts | None:
@@ -199,9 +209,8 @@ _Counts = tuple[list[tuple[int, int, int]], Counter[str]]
 def _count(texts: Sequence[str]) -> _Counts:
     found = []
     for text in texts:
-        letters = text_digest("".join(_LETTERS.findall(text.casefold())) or text)
-        markup = sum(len(found.group()) for found in _MARKUP.finditer(text[:_SAMPLED]))
-        found.append((letters, text_digest(text), markup))
+        letters = text_digest(letters_of(text))
+        found.append((letters, text_digest(text), markup_of(text[:_SAMPLED])))
     return found, Counter(word for text in texts for word in _words(text))
 
 
@@ -251,22 +260,8 @@ class _Scan:
 
     @cached_property
     def scripts(self) -> str:
-        """Scripts of at least 1 % of the letters, such as ``97 % Latin, 3 % CJK``;
-        after the last document.
-        """
-        found: Counter[str] = Counter()
-        for char, count in count_characters(self.words).items():
-            if char.isalpha():
-                found[unicodedata.name(char, "other").split()[0].split("-")[0]] += count
-        names = {
-            name: count / found.total()
-            for name, count in found.most_common()
-            if count >= 0.01 * found.total()
-        }
-        return ", ".join(
-            f"{share:.0%} {name if name == 'CJK' else name.capitalize()}"
-            for name, share in names.items()
-        )
+        """See `script_words`; after the last document."""
+        return script_words(scripts_of(count_characters(self.words)))
 
     @cached_property
     def case(self) -> tuple[bool, str]:
@@ -420,15 +415,16 @@ def _write_sets(
     executor: Executor,
     made_from: dict[str, Any],
 ) -> Facts:
-    held_out = SequenceStream(tokenizer, request.length)
-    train = SequenceStream(tokenizer, request.length)
+    make_stream = SequenceStream if request.joins else PieceStream
+    held_out = make_stream(tokenizer, request.length)
+    train = make_stream(tokenizer, request.length)
     samples = [
         *held_out.samples([encode_texts(tokenizer, None, scan.held_out.texts)]),
         *held_out.rest(),
     ]
     _write_set(folder / "val", samples, tokenizer)
     known = np.unique(np.concatenate([run_hashes(one) for one in samples]))
-    neighbors = Neighbors(tokenizer.vocab_size, _MOST_PAIRS, never_guessed=tokenizer.special_ids)
+    neighbors = Neighbors(tokenizer.vocab_size, MOST_PAIRS, never_guessed=tokenizer.special_ids)
 
     def counted(samples: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         while several := list(islice(samples, 256)):
@@ -470,7 +466,7 @@ def _write_sets(
         held_out_unknown=of_held_out["unknown"] / max(1, of_held_out["kept"]),
         inventory=[*scan.inventory(request), _decision(request, scan, tokenizer)],
         scripts=scan.scripts,
-        baselines=neighbors.accuracies(_masked(samples, tokenizer, request.eval_rate)),
+        baselines=neighbors.accuracies(mask_samples(samples, tokenizer, request.eval_rate)),
         sentences=choose_sentences(scan.held_out.texts, tokenizer),
     )
 
@@ -492,7 +488,7 @@ def _write_set(folder: Path, samples: Iterable[np.ndarray], tokenizer: Tokenizer
     return written
 
 
-def _masked(samples: Sequence[np.ndarray], tokenizer: Tokenizer, rate: float) -> Ragged:
+def mask_samples(samples: Sequence[np.ndarray], tokenizer: Tokenizer, rate: float) -> Ragged:
     """Return the held-out sequences with the masks that
     `mlbert.data.loading.masked_text.TextEvalSet` draws.
     """

@@ -38,7 +38,10 @@ ORDER_SEEDS = {STAGE1: 1, EXTEND: 2, DECAY: 3}
 # Most of a phase's tokens for the warm-up of the rate, and for the growth of the batch.
 MOST_WARMUP = 0.1
 CPU_MICRO_TOKENS = 8192  # tokens that a processor computes at a time
-SEQUENCES_IN_ROW = 32  # at most, on average over a micro-batch
+# Sequences in a row, on average over a micro-batch: shorter ones leave space.
+LEAST_TOKENS = 32  # of a sequence
+SEQUENCES_IN_ROW = 32  # at least so many fit
+MOST_SEQUENCES_IN_ROW = 512
 EVALUATIONS = 8  # of a phase
 SAVES = 50  # checkpoints of a phase, of which the newest are kept
 LOG_STEPS = 10  # between metric lines, at most
@@ -245,7 +248,7 @@ def resolve_phase(
         "init_optimizer": plan.parent if is_first_call and plan.with_optimizer else None,
         "extend_context": plan.phase == EXTEND,
         "max_seq_length": plan.length,
-        "max_sequences_per_pack": SEQUENCES_IN_ROW,
+        "max_sequences_per_pack": _sequences_in_row(plan.length),
         "train_batch_size": plan.rows,
         "gradient_accumulation_steps": _parts(plan, preset, device),
         "auto_micro_batch": device.type == "cuda",
@@ -277,6 +280,10 @@ def resolve_phase(
         values["batchsize_warmup_start"] = growth.first
         values["batchsize_warmup_steps"] = growth.steps
     return resolve_on_text(folder, values, resume)
+
+
+def _sequences_in_row(length: int) -> int:
+    return min(max(SEQUENCES_IN_ROW, length // LEAST_TOKENS), MOST_SEQUENCES_IN_ROW)
 
 
 def _parts(plan: PhasePlan, preset: Preset, device: torch.device) -> int:

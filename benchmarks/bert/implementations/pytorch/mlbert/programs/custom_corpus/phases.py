@@ -20,7 +20,7 @@ from mlbert.config import presets
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.resolution import Resolved
 from mlbert.data.formats.tokenizer import load_tokenizer
-from mlbert.data.prepare.custom_corpus import Facts
+from mlbert.data.prepare.custom_corpus import Facts, Request
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.host.files import writing
@@ -163,6 +163,12 @@ class PhaseRun(CorpusRun):
         if self._phase_plan is not None:
             return self._phase_plan.length
         return self._request_of_phase.length or presets.ROW_TOKENS
+
+    def _request(self, vocab_size: int, length: int) -> Request:
+        """Return how to prepare the text: as in the published models, no sequence has two
+        documents.
+        """
+        return replace(super()._request(vocab_size, length), joins=False)
 
     def _length_words(self) -> str:
         return f"{self._request_of_phase.tokens:,} tokens of training"
