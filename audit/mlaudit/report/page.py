@@ -295,3 +295,35 @@ def own_text_page(
             ["what", "value"], [[key, str(value)] for key, value in facts.items()], texts=2
         ),
     )
+
+
+def prepared_text_page(
+    name: str,
+    headline: tuple[str, str],
+    tiles: Sequence[tuple[str, str]],
+    warnings: Sequence[str],
+    header: Sequence[str],
+    sources: Sequence[Sequence[str]],
+    facts: Mapping[str, object],
+) -> str:
+    """Return the HTML page about text that was prepared for training.
+
+    Args:
+        headline: the result in large letters, and its description.
+        tiles: numbers with their descriptions.
+        warnings: what to look at before training.
+        header, sources: names of the columns, and a row for each source of text.
+        facts: name to value.
+    """
+    return _render(
+        "prepared_text.html",
+        title=name,
+        brand="Text prepared for training",
+        words="",
+        headline=Headline(*headline, tiles),
+        warnings=warnings,
+        sources=ReportTable(header, sources, texts=2),
+        facts=ReportTable(
+            ["what", "value"], [[key, str(value)] for key, value in facts.items()], texts=2
+        ),
+    )

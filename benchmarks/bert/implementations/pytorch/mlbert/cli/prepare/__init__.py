@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import typer
 
-from mlbert.cli.prepare import foreign, instances, sets, text, tokenizer, wiki
+from mlbert.cli.prepare import foreign, instances, sets, text, tokenizer, tokens, wiki
 
 app = typer.Typer(
     help="Prepare text or data sets for training.", add_completion=False, rich_markup_mode=None
 )
-for module in (text, tokenizer, wiki, instances, foreign, sets):
+for module in (text, tokenizer, tokens, wiki, instances, foreign, sets):
     app.add_typer(module.app)

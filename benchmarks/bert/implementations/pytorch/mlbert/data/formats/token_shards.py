@@ -39,11 +39,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.mds import UINT32, MdsReader
 from mlbert.data.formats.mds_arrays import StoredTokens, stored_tokens
-from mlbert.data.formats.mds_files import STR, locked, other_disk
+from mlbert.data.formats.mds_files import INT, STR, locked, other_disk
 from mlbert.data.formats.mds_tokens import Decoder, decoder_of, holds_tokens
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.streams import Stream, samples_of_epoch
@@ -144,6 +145,18 @@ def vocabulary_sha256(tokenizer: Tokenizer) -> str:
     if not tokenizer.is_plain:
         return tokenizer.sha256
     return hashlib.sha256(vocabulary_text(tokenizer.vocabulary).encode()).hexdigest()
+
+
+def whole_text_columns(dtype: np.dtype) -> dict[str, str]:
+    """Return name and encoding of the columns of a set of ids (uint16 or uint32) of whole texts, as
+    the pre-training of ModernBERT's research repository reads them.
+    """
+    return {"id": STR, INPUT_IDS: f"ndarray:{dtype.name}", "len": INT}
+
+
+def whole_text_row(ids: np.ndarray) -> dict[str, Any]:
+    """Return the values of these columns for the ids of one text, [T]."""
+    return {"id": xxhash.xxh3_64_hexdigest(ids.tobytes()), INPUT_IDS: ids, "len": len(ids)}
 
 
 def describe_text(streams: Sequence[Stream], tokenizer: Tokenizer) -> TextInfo:

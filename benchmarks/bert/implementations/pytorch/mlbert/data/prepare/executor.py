@@ -98,12 +98,20 @@ class Executor:
         Items are taken as results are used: ``ahead`` of them at a time, or a few for each process.
         Raises UserError as `run`, or as ``items`` does.
         """
+        with self.pool(function, where, ahead) as run:
+            yield run(items)
+
+    @contextmanager
+    def pool(
+        self, function: Callable[[Item], Result], where: Path | str, ahead: int = 0
+    ) -> Iterator[Callable[[Iterable[Item]], Iterator[tuple[Item, Result]]]]:
+        """Yield what maps items as `stream` does, several times with the same processes."""
         if self.workers <= 1:
-            yield ((item, function(item)) for item in items)
+            yield lambda items: ((item, function(item)) for item in items)
             return
         workers = min(self.workers, _MOST_WORKERS)
         with processes(workers, function, where) as pool:
-            yield _in_order(pool, items, ahead or _AHEAD * workers)
+            yield lambda items: _in_order(pool, items, ahead or _AHEAD * workers)
 
 
 def _in_order(

@@ -53,5 +53,10 @@ class HeldOut:
         """Texts in the order of their digests."""
         return [text for _, text in sorted(self._heap, reverse=True)]
 
+    @property
+    def digests(self) -> list[int]:
+        """Digests of these texts, in the same order."""
+        return [-digest for digest, _ in sorted(self._heap, reverse=True)]
+
     def __contains__(self, digest: int) -> bool:
         return digest in self._known

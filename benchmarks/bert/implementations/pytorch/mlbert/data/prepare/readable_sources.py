@@ -7,7 +7,7 @@ are left out if that is allowed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from mlbert.data.prepare.corpus_files import CorpusSource, documents
@@ -100,6 +100,32 @@ def scan_readable(
         found = scan(sources)
         found.bad = bad
     return sources, found
+
+
+def readable_sources(
+    sources: Sequence[CorpusSource], encoding: str | None, skip_bad: bool, progress: Progress
+) -> list[CorpusSource]:
+    """Return the sources that can be read, with the encoding in which they can.
+
+    Without ``encoding`` and ``skip_bad`` nothing is read: the first error then ends the reading.
+    Raises UserError as `scan_readable`.
+    """
+    if encoding is None and not skip_bad:
+        return [*sources]
+
+    def scan(some: Sequence[CorpusSource]) -> _Scanned:
+        scanned = _Scanned()
+        for _ in read_documents(some, piece_size(some), False, scanned.bad):
+            pass
+        return scanned
+
+    readable, _ = scan_readable(sources, encoding, skip_bad, scan, progress)
+    return [*readable]
+
+
+@dataclass
+class _Scanned:
+    bad: BadSources = field(default_factory=dict)
 
 
 def _unreadable(errors: Sequence[UserError], progress: Progress) -> UserError:

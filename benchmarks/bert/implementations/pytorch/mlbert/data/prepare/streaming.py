@@ -25,14 +25,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 
 from mlbert.data.formats.manifest import make_folder, reading
 from mlbert.data.formats.mds import UINT32, MdsWriter, compression_level, write_index
-from mlbert.data.formats.mds_files import INDEX, INT, INT_BYTES, STR
+from mlbert.data.formats.mds_files import INDEX, INT_BYTES, STR
 from mlbert.data.formats.mds_tokens import array_header_bytes
 from mlbert.data.formats.ragged import offsets_of
-from mlbert.data.formats.token_shards import INPUT_IDS, TEXT, TOKENS, vocabulary_sha256
+from mlbert.data.formats.token_shards import (
+    TEXT,
+    TOKENS,
+    vocabulary_sha256,
+    whole_text_columns,
+    whole_text_row,
+)
 from mlbert.data.formats.tokenizer import Tokenizer, hub_problem
 from mlbert.data.prepare import python_text
 from mlbert.data.prepare.corpus import is_held_out
@@ -294,15 +299,14 @@ class _Encoder:
         if self.how is None:
             return {TEXT: STR}
         if isinstance(self.how, WholeTexts):
-            return {"id": STR, INPUT_IDS: f"ndarray:{self.dtype.name}", "len": INT}
+            return whole_text_columns(self.dtype)
         return {TOKENS: "bytes"}
 
     def row(self, sample: bytes) -> dict[str, Any]:
         """Return the values of all columns of a sample."""
         if not isinstance(self.how, WholeTexts):
             return dict.fromkeys(self.columns, sample)
-        ids = np.frombuffer(sample, self.dtype)
-        return {"id": xxhash.xxh3_64_hexdigest(sample), INPUT_IDS: ids, "len": len(ids)}
+        return whole_text_row(np.frombuffer(sample, self.dtype))
 
     def row_bytes(self, sizes: np.ndarray, num_samples: int) -> np.ndarray:
         """Return int64 [num_samples], the bytes of samples in a shard without their offsets.

@@ -1,0 +1,210 @@
+"""Plan the time, disk and memory of `mlbert.data.prepare.token_set`: both passes are tried on a
+sample, which is extrapolated by the bytes on disk.
+"""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from mlbert.data.formats.manifest import reading
+from mlbert.data.prepare.corpus_files import (
+    PLAIN_SUFFIXES,
+    UTF8,
+    CorpusSource,
+)
+from mlbert.data.prepare.executor import Executor
+from mlbert.data.prepare.readable_sources import BadSources, piece_size, read_documents, together
+from mlbert.data.prepare.token_chunks import (
+    CHUNK_CHARACTERS,
+    TOGETHER,
+    ChunkStore,
+    Encoded,
+    encode_documents,
+)
+from mlbert.data.prepare.token_set import TokenRequest, try_shard
+from mlbert.host.errors import UserError
+
+PIECES_A_WORKER = 8  # of `TOGETHER` bytes in the sample
+MOST_FILES = 64  # of the sample
+SLICES = 8  # of a large file
+LEAST_SLICE = 1 << 16  # bytes
+_SLICED = (*PLAIN_SUFFIXES, ".jsonl")  # files whose lines can be read from anywhere
+_ROW_BYTES = 44  # of a sample in a shard, besides its ids: offsets, sizes, id, len
+_LAST_SECONDS = 6.0  # for the held-out text, the baselines and the tokenizer
+_MAXRSS_UNIT = 1024  # bytes
+
+
+@dataclass(frozen=True)
+class SetPlan:
+    """What a preparation takes.
+
+    Attributes:
+        tried_bytes: on disk, of the sample.
+        rate: bytes on disk per second, of all processes.
+        workers: processes.
+        bytes_per_token: on disk.
+        tokens: of all text, with repeats.
+        seconds: of the preparation.
+        disk, peak_disk: bytes of the output, and together with the work folder.
+        memory: bytes of all processes.
+        is_compressed: some files are.
+    """
+
+    tried_bytes: int
+    rate: float
+    workers: int
+    bytes_per_token: float
+    tokens: float
+    seconds: float
+    disk: float
+    peak_disk: float
+    memory: float
+    is_compressed: bool
+
+
+def plan_tokens(request: TokenRequest, executor: Executor) -> SetPlan:
+    """Try a sample of the text, and plan for all of it.
+
+    Raises UserError if the sample cannot be read, or has no text.
+    """
+    workers = max(1, executor.workers)
+    with tempfile.TemporaryDirectory(prefix="mlbert-plan-") as scratch:
+        folder = Path(scratch)
+        sources = _sample(request.files, PIECES_A_WORKER * workers * TOGETHER, folder)
+        tried = sum(source.num_bytes for source in sources)
+        trial = _try_reading(request, sources, executor)
+        memory = _peak_memory(resource.RUSAGE_SELF)
+        of_worker = _peak_memory(resource.RUSAGE_CHILDREN) if workers > 1 else 0
+        chunks = ChunkStore(folder, request.tokenizer.dtype)
+        part = _one_chunk(trial.parts)
+        chunks.write(chunks.name(0, 0), part, [])
+        started = time.monotonic()
+        pieces = try_shard(request, chunks, chunks.name(0, 0))
+        writing_seconds = time.monotonic() - started
+    characters = sum(one.counts.characters for one in part)
+    growth = (_peak_memory(resource.RUSAGE_SELF) - memory) * CHUNK_CHARACTERS / max(characters, 1)
+    tokens_of_part = sum(one.counts.tokens for one in part)
+    tried_tokens = sum(one.counts.tokens for one in trial.parts)
+    tokens = request.num_bytes * tried_tokens / tried
+    rate = tried / trial.seconds
+    width = request.tokenizer.dtype.itemsize
+    stored = width * tokens
+    output = stored + (_ROW_BYTES + 2 * width) * tokens * pieces / max(1, tokens_of_part)
+    seconds = trial.start_seconds + request.num_bytes / rate + _LAST_SECONDS
+    seconds += writing_seconds / max(1, tokens_of_part) * tokens / workers
+    used = min(workers, max(1, request.num_bytes // TOGETHER))
+    return SetPlan(
+        tried_bytes=tried,
+        rate=rate,
+        workers=workers,
+        bytes_per_token=tried / max(1, tried_tokens),
+        tokens=tokens,
+        seconds=seconds,
+        disk=output,
+        peak_disk=output + stored,
+        memory=memory + growth + (used * (of_worker + growth) if workers > 1 else 0),
+        is_compressed=any(source.is_compressed for source in request.files),
+    )
+
+
+@dataclass(frozen=True)
+class _Trial:
+    parts: list[Encoded]
+    start_seconds: float  # until the first result
+    seconds: float  # for all text, if the processes had been there
+
+
+def _try_reading(
+    request: TokenRequest, sources: Sequence[CorpusSource], executor: Executor
+) -> _Trial:
+    """Tokenize the sample as the first pass does."""
+    workers = max(1, executor.workers)
+    parts: list[Encoded] = []
+    times: list[float] = []
+    started = time.monotonic()
+    with executor.pool(partial(encode_documents, request.tokenizer), "the text") as encode:
+        texts = together(_texts(sources, piece_size(request.files)), TOGETHER)
+        for _, encoded in encode(texts):
+            parts.append(encoded)
+            times.append(time.monotonic())
+    if not parts:
+        raise UserError("data.empty", "the text", "has no document", "Give text")
+    # The first results of each process also waited for its start.
+    skipped = min(workers, len(parts) - 1)
+    if skipped == 0:
+        return _Trial(parts, 0.0, max(1e-3, times[-1] - started))
+    begin = times[skipped - 1]
+    later = sum(one.counts.num_bytes for one in parts[skipped:])
+    total = sum(one.counts.num_bytes for one in parts)
+    seconds = max(1e-3, (times[-1] - begin) * total / max(1, later))
+    return _Trial(parts, times[0] - started, seconds)
+
+
+def _texts(sources: Sequence[CorpusSource], piece: int) -> Iterator[str]:
+    bad: BadSources = {}
+    for _, text in read_documents(sources, piece, False, bad):
+        yield text
+    for error in bad.values():
+        raise error
+
+
+def _one_chunk(parts: Sequence[Encoded]) -> list[Encoded]:
+    found = []
+    characters = 0
+    for part in parts:
+        found.append(part)
+        characters += part.counts.characters
+        if characters >= CHUNK_CHARACTERS:
+            break
+    return found
+
+
+def _peak_memory(who: int) -> int:
+    """Return the peak memory of this process, or of the largest of those that it waited for."""
+    return resource.getrusage(who).ru_maxrss * _MAXRSS_UNIT
+
+
+def _sample(files: Sequence[CorpusSource], size: int, folder: Path) -> list[CorpusSource]:
+    """Return files with about ``size`` bytes of text: parts of some of them, copied to a folder,
+    and compressed ones as they are.
+    """
+    if sum(file.num_bytes for file in files) <= size:
+        return [*files]
+    step = -(-len(files) // MOST_FILES)
+    chosen = files[::step]
+    of_chosen = sum(file.num_bytes for file in chosen)
+    smallest = min(
+        (file for file in files if file.is_compressed),
+        key=lambda file: file.num_bytes,
+        default=None,
+    )
+    found = [] if smallest is None else [smallest]
+    for number, file in enumerate(chosen):
+        wanted = max(LEAST_SLICE, size * file.num_bytes // of_chosen)
+        if not file.is_compressed:
+            place = folder / f"{number}{file.suffix}"
+            found.append(_copied(file, wanted, place))
+    return found
+
+
+def _copied(file: CorpusSource, wanted: int, place: Path) -> CorpusSource:
+    """Copy about ``wanted`` bytes of full lines of a file."""
+    can_slice = file.suffix in _SLICED and file.encoding == UTF8
+    slices = max(1, min(SLICES, wanted // LEAST_SLICE)) if can_slice else 1
+    if file.num_bytes <= wanted:
+        slices = 1
+    with reading(file.path), file.path.open("rb") as given, place.open("wb") as copy:
+        for number in range(slices):
+            given.seek(number * file.num_bytes // slices)
+            if number:
+                given.readline()  # the rest of a line
+            copy.write(given.read(wanted // slices))
+            if given.tell() < file.num_bytes:
+                copy.write(given.readline())
+    return replace(file, path=place, num_bytes=place.stat().st_size)
