@@ -66,7 +66,7 @@ printed, in which the last sentence is the remedy. Written by `tools/write_gener
 MESSAGES = ROOT / "tests/golden/error_messages.txt"
 SHOWN_MESSAGES = 2  # of a code, with different remedies
 MOST_CHARACTERS = 200  # of a shown message, if a shorter one exists
-TEMPORARY = re.compile(r"<tmp>/?")
+TEMPORARY = re.compile(r"<(tmp|tree)>/?")  # folders of tests, in the messages
 # A path with a placeholder, which would be an HTML tag.
 PLACEHOLDER = re.compile(r"[\w./]*<\w+>[\w./]*\w")
 

@@ -85,7 +85,7 @@ def new_system(
     source = home / other
     known = sorted(path.parent.name for path in home.glob("*/env.sh"))
     if other not in known:
-        reason = "is not a system of this tree"
+        reason = "is not a system of this repository"
         raise UserError("config.choice", f"--from {other}", reason, "Choose another", known)
     chosen = _choose_config(source, config)
     parts = parse_config_name(chosen.name)

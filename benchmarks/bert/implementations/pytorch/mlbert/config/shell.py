@@ -37,7 +37,7 @@ class LaunchConfig(Section):
     )
     cont_mounts: str = _setting(
         "CONT_MOUNTS",
-        "Extra mounts, SRC:DST[:ro], comma-separated; tree, data and LOGDIR are always mounted.",
+        "Extra mounts, SRC:DST[:ro], comma-separated; repository, data, LOGDIR are always mounted.",
     )
     srun_args: str = _setting(
         "SRUN_ARGS", "Arguments for every srun of the job, such as --gres=gpu:8."
@@ -73,7 +73,7 @@ class LaunchConfig(Section):
     )
     check_compliance: bool = _setting("CHECK_COMPLIANCE", "Check each run's log inside the job.")
     collect_results: bool = _setting(
-        "COLLECT_RESULTS", "Copy the logs to the tree's results/<platform>/bert."
+        "COLLECT_RESULTS", "Copy the logs to the repository's results/<platform>/bert."
     )
     timed: bool = _setting(
         "TIMED",
@@ -100,7 +100,8 @@ class LaunchConfig(Section):
         "HOSTS", "Hosts for run_multinode.sh, comma-separated; the first one runs rank 0."
     )
     python: Path = _setting(
-        "PYTHON", "Python to use; not set: the one in the tree's virtual environment or on PATH."
+        "PYTHON",
+        "Python to use; not set: the one in the repository's virtual environment or on PATH.",
     )
     master_addr: str = _setting("MASTER_ADDR", "Host of rank 0.")
     master_port: int = _setting("MASTER_PORT", "Port of rank 0.", ge=1, le=65535)
