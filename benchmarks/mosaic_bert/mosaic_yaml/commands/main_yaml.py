@@ -55,14 +55,23 @@ def pretrain(path: YamlFile, words: Words = None) -> int:
     load_path=WEIGHTS          a run folder, a Hugging Face folder, a Composer
                                or NVIDIA checkpoint
     """
-    check_yaml_file("main.py", path)
     world = World.identify(environment())
-    leaves = Leaves(path, read_nested(path, words or [], pretraining_yaml.KNOWN))
-    with public_names(names_for_errors(leaves, pretraining_yaml.NAMES)):
+    world.warn_once()
+
+    def read() -> Leaves:
+        check_yaml_file("main.py", path)
+        return Leaves(path, read_nested(path, words or [], pretraining_yaml.KNOWN))
+
+    def translate() -> tuple[Layer, Resolved]:
         layer = pretraining_yaml.to_settings(
             leaves, world.world_size, torch.cuda.is_available(), count_sequences
         )
-        return run_yaml(leaves, layer, resolve_layer(path, layer), world)
+        return layer, resolve_layer(path, layer)
+
+    leaves = world.rendezvous.run_all("yaml", read)
+    with public_names(names_for_errors(leaves, pretraining_yaml.NAMES)):
+        layer, resolved = world.rendezvous.run_all("settings", translate)
+        return run_yaml(leaves, layer, resolved, world)
 
 
 def run_yaml(leaves: Leaves, layer: Layer, resolved: Resolved, world: World) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from mlbert.config.resolution import Resolved
 from mlbert.distributed.world import World
 from mlbert.host.console import new_table
 from mlbert.host.environment import environment
@@ -20,7 +21,7 @@ from mlbert.runs.run_folder import RunFolder
 from mosaic_yaml import finetuning_yaml
 from mosaic_yaml.commands.main_yaml import check_yaml_file, resolve_layer, run_yaml
 from mosaic_yaml.common_yaml import names_for_errors
-from mosaic_yaml.nested_yaml import Leaves, read_nested
+from mosaic_yaml.nested_yaml import Layer, Leaves, read_nested
 
 PROGRAM = "sequence_classification.py"
 
@@ -31,12 +32,20 @@ def finetune(path: Path, words: Sequence[str]) -> int:
     Raises:
         UserError: a value is missing or illegal.
     """
-    check_yaml_file(PROGRAM, path)
     world = World.identify(environment())
-    leaves = Leaves(path, read_nested(path, words, finetuning_yaml.KNOWN))
-    with public_names(names_for_errors(leaves, finetuning_yaml.NAMES)):
+    world.warn_once()
+
+    def read() -> Leaves:
+        check_yaml_file(PROGRAM, path)
+        return Leaves(path, read_nested(path, words, finetuning_yaml.KNOWN))
+
+    def translate() -> tuple[Layer, Resolved]:
         layer = finetuning_yaml.to_settings(leaves, world.world_size, torch.cuda.is_available())
-        resolved = resolve_layer(path, layer)
+        return layer, resolve_layer(path, layer)
+
+    leaves = world.rendezvous.run_all("yaml", read)
+    with public_names(names_for_errors(leaves, finetuning_yaml.NAMES)):
+        layer, resolved = world.rendezvous.run_all("settings", translate)
         status = run_yaml(leaves, layer, resolved, world)
     if status == SUCCEEDED and world.rank == 0:
         _report(RunFolder.of(resolved.config[RunConfig]).folder)

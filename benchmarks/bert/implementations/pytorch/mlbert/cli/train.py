@@ -165,6 +165,7 @@ def _run(args: Sequence[str]) -> int:
         )
     line = [word for word in words if word not in _MODES]
     place = RankPlace.identify(environment())
+    place.warn_once()
     # Before torch is imported, which takes seconds: most mistakes show here.
     alone = resolve_run(split_arguments(line)) if place.world_size == 1 else None
     if "--print-settings" in words:

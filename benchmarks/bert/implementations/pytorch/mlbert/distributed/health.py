@@ -190,6 +190,7 @@ class HealthMonitor:
         # Rank 0 has announced that a signal ends the run, so the other ranks are expected to exit.
         self._leaving = self.is_mistake = False
         self._is_signalled = False
+        self._own_failure = ""  # the sentence in which this rank has reported why it fails
 
     def take_signal(self) -> None:
         """Record that a signal ends this process, and that the log says so.
@@ -316,6 +317,7 @@ class HealthMonitor:
         words = " ".join(text.split()).removesuffix(":").rstrip(".")
         sentence = f"{self._name(self.world.rank)} failed {_after(self._place.step)}: {words}"
         if self.world.rank != 0:
+            self._own_failure = sentence
             self._channels[0].send(
                 failed=sentence, is_cause=not is_consequence, is_mistake=is_mistake
             )
@@ -330,8 +332,9 @@ class HealthMonitor:
             self._stopping.set()
             self._report(sentence, not is_mistake)  # the command line prints that one
             self._announce(sentence, is_mistake)
-        # Meanwhile the watching thread ends the process once it knows the cause.
-        waits_for_cause = is_consequence and not self._leaving
+        # Meanwhile the watching thread ends the process once it knows the cause: of many ranks that
+        # fail alike, only the one that rank 0 names prints its traceback.
+        waits_for_cause = (is_consequence or self.world.rank != 0) and not self._leaving
         self._stopping.wait(
             CAUSE_SECONDS + 2 * PERIOD_SECONDS if waits_for_cause else PERIOD_SECONDS
         )
@@ -511,16 +514,25 @@ class HealthMonitor:
                 for message in messages:
                     if "bye" in message:
                         return
-                    if message[
-                        "verdict"
-                    ]:  # rank 0 has reported it, or prints a mistake and exits within a second
-                        self.is_mistake = message["is_mistake"]
-                        time.sleep(2 * PERIOD_SECONDS * self.is_mistake)
-                        self._end_process(self.is_mistake)
+                    if message["verdict"] and self._take_verdict(message):
+                        return
             is_patient = self._current_place().stage in _PATIENT
             limit = PATIENT_SECONDS if is_patient else self._hang_seconds + HEAD_START_SECONDS
             if (silence := time.monotonic() - heard) > limit:
                 self._end(f"{self._name(0)} is silent {_after(self._place.step)} ({silence:.0f} s)")
+
+    def _take_verdict(self, message: dict[str, Any]) -> bool:
+        """End this process after rank 0 has said how the run ends, or return True if the cause is
+        this rank's own failure, whose traceback the main thread prints.
+
+        Rank 0 has reported it, or prints a mistake and exits within a second.
+        """
+        self.is_mistake = message["is_mistake"]
+        if message["verdict"] == self._own_failure and not self.is_mistake:
+            self._stopping.set()
+            return True
+        time.sleep(2 * PERIOD_SECONDS * self.is_mistake)
+        return self._end_process(self.is_mistake)
 
     # Either thread
 

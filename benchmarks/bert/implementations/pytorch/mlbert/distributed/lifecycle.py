@@ -122,6 +122,7 @@ class Lifecycle:
                 # the mistake that ends it still counts.
                 cause = error.__context__ if isinstance(error, Terminated) else error
                 if isinstance(cause, UserError) and (self.world.rank == 0 or not self.watch.joined):
+                    cause.is_agreed = self.world.rank == 0
                     raise cause from None
                 if isinstance(cause, UserError) or self.watch.is_mistake:
                     raise SystemExit(WRONG_INPUT) from error  # rank 0 reports it

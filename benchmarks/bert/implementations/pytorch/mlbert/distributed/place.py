@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import re
 import socket
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
@@ -309,6 +310,11 @@ class RankPlace:
             if is_own and not _is_first(environ):
                 leave_report(REPORT_SECONDS)
             raise
+
+    def warn_once(self) -> None:
+        """Ignore Python's warnings from now on, except on rank 0, which has the same ones."""
+        if self.rank:
+            warnings.simplefilter("ignore")
 
     @classmethod
     def _identify(cls, environ: Mapping[str, str]) -> Self:

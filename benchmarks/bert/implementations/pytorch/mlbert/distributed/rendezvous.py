@@ -30,7 +30,12 @@ from mlbert.distributed.address import (
 from mlbert.distributed.open_files import raise_open_files_limit
 from mlbert.distributed.place import LOOPBACK, RankPlace
 from mlbert.host.errors import UserError
-from mlbert.host.exit_statuses import WRONG_INPUT, leave_report, quiet_on_signal
+from mlbert.host.exit_statuses import (
+    FAILED,
+    WRONG_INPUT,
+    leave_report,
+    quiet_on_signal,
+)
 from mlbert.host.standard_error import hold_back
 
 # How long a few ranks wait for each other at start-up,
@@ -48,10 +53,17 @@ REACH_SHARE = 0.9
 # Time for every rank to learn that one reports the error:
 # launchers end all ranks when the first one exits.
 HEAR_SECONDS = 1.0
+# Lines about one roll call, however many ranks have different mistakes.
+MOST_ERRORS = 2
+_DEFECT = "distributed.failed"  # of an exception that is no `UserError`
 # The key in the store of an address of a machine from which a rank reached rank 0.
 _OUTSIDE = "mlbert/outside"
 
 Result = TypeVar("Result")
+
+
+class _ReportsDefect(Exception):
+    """This rank is the first one that failed otherwise than by a mistake, and reports that."""
 
 
 def default_join_seconds(world_size: int) -> float:
@@ -106,18 +118,31 @@ class Rendezvous:
         Raises:
             UserError: on rank 0, an error of any rank;
                 the same error on several ranks is reported once.
-            SystemExit: on the other ranks, with WRONG_INPUT and without a message.
+            Exception: another exception of `work`, on the first rank that has one.
+            SystemExit: on the other ranks, with the same status and without a message.
         """
-        if self._place.world_size == 1:
+        place = self._place
+        if place.world_size == 1:
             return work()
         mistake = None
+        defect = None
         try:
             # Before the first roll call connects anything.
-            raise_open_files_limit(self._place.world_size)
+            raise_open_files_limit(place.world_size)
             result = work()
         except UserError as error:
             mistake = error
-        self._call_roll(name, self.join_seconds, mistake)
+        except Exception as error:
+            defect = error
+            mistake = UserError(
+                _DEFECT, f"rank {place.rank} on {place.host}", f"{type(error).__name__}: {error}"
+            )
+        try:
+            self._call_roll(name, self.join_seconds, mistake)
+        except _ReportsDefect:
+            assert defect is not None, "only a rank that has one reports it"
+            print(f"mlbert: error: {mistake}", file=sys.stderr, flush=True)
+            raise defect from None
         return result
 
     @contextlib.contextmanager
@@ -170,6 +195,19 @@ class Rendezvous:
             finally:
                 self._stderr = None
 
+    def is_first(self, name: str) -> bool:
+        """Return True on the first rank that calls this with a name: the one that prints a warning
+        which other ranks may have, too. Any number of ranks may call it, once all have joined.
+        """
+        if self._place.world_size == 1:
+            return True
+        rank = str(self._place.rank)
+        try:
+            firsts = dist.PrefixStore("mlbert/first", self.store(GRACE_SECONDS))
+            return firsts.compare_set(name, "", rank) == rank.encode()
+        except dist.DistError:  # rank 0 has gone, so the run ends
+            return False
+
     def gather(self, name: str, text: str) -> list[str]:
         """Return the text of each rank, in rank order; the same list on every rank.
 
@@ -209,18 +247,24 @@ class Rendezvous:
                 self._store.compare_set(_OUTSIDE, "", self._own_address)
         return self._store
 
-    def interface(self) -> str | None:
-        """Return the network interface that leads to the other ranks; None if it has no name.
-
-        All ranks have joined.
+    def address(self) -> str | None:
+        """Return this machine's address at which the other ranks reach it; None without a route to
+        them. All ranks have joined.
 
         A host's own name may resolve to an address that the others cannot reach. Then rank 0's
         machine uses the route to another one that did reach it.
         """
-        address: str | None = self._own_address
         store = self.store(GRACE_SECONDS)
         if is_loopback(self._own_address) and store.check([_OUTSIDE]):
-            address = address_towards(store.get(_OUTSIDE).decode())
+            return address_towards(store.get(_OUTSIDE).decode())
+        return self._own_address
+
+    def interface(self) -> str | None:
+        """Return the network interface that leads to the other ranks; None if it has no name.
+
+        All ranks have joined.
+        """
+        address = self.address()
         return None if address is None else interface_of(address)
 
     def _open_own(self, seconds: float) -> dist.Store:
@@ -271,12 +315,15 @@ class Rendezvous:
         with self._deadline(seconds + GRACE_SECONDS):
             try:
                 calls = dist.PrefixStore(f"mlbert/{name}", self.store(seconds))
+                is_defect = mistake is not None and mistake.code == _DEFECT
                 calls.set(str(place.rank), _serialized(mistake))
                 calls.add("mistakes", int(mistake is not None))
+                is_first_defect = calls.add("defects", int(is_defect)) == 1 and is_defect
                 if (
                     calls.add("arrivals", 1) == place.world_size
                 ):  # each rank waits for one key instead of one per rank
-                    calls.compare_set("end", "", "mistakes" if calls.add("mistakes", 0) else "all")
+                    kinds = [kind for kind in ("defects", "mistakes") if calls.add(kind, 0)]
+                    calls.compare_set("end", "", kinds[0] if kinds else "all")
                 end, missing = self._wait(calls, seconds)
                 if missing:
                     # A connection that failed is the consequence of a missing rank.
@@ -284,6 +331,8 @@ class Rendezvous:
                     errors = [mistake if mistake and is_cause else self._join_error(missing)]
                 elif end == b"mistakes" and place.rank == 0:
                     errors = self._mistakes(calls)
+                elif end == b"defects" and is_first_defect:
+                    raise _ReportsDefect
             except dist.DistError as error:
                 if not self._reports_alone:
                     leave_report(2 * HEAR_SECONDS)
@@ -296,9 +345,10 @@ class Rendezvous:
             time.sleep(HEAR_SECONDS)
             for other in errors[:-1]:
                 print(f"mlbert: error: {other.as_line()}", file=sys.stderr)
+            errors[-1].is_agreed = True
             raise errors[-1]
         if end != b"all":
-            leave_report(2 * HEAR_SECONDS)
+            leave_report(2 * HEAR_SECONDS, FAILED if end == b"defects" else WRONG_INPUT)
 
     def _wait(self, calls: dist.Store, seconds: float) -> tuple[bytes, str]:
         """Return how the roll call ended.
@@ -335,19 +385,31 @@ class Rendezvous:
         )
 
     def _mistakes(self, calls: dist.Store) -> list[UserError]:
-        """Return the errors of all ranks, each one once."""
+        """Return the errors of all ranks, each one once, and at most `MOST_ERRORS`: the last one
+        then says how many ranks have others.
+        """
+        ranks = [str(rank) for rank in range(self._place.world_size)]
+        packed = [content.decode() for content in calls.multi_get(ranks)]
         found: dict[str, UserError] = {}
-        for rank in range(self._place.world_size):
-            packed = calls.get(str(rank)).decode()
-            if not packed:
+        others = list[int]()  # ranks
+        for rank, content in enumerate(packed):
+            if not content:
                 continue
-            code, subject, problem, remedy, choices = json.loads(packed)
+            code, subject, problem, remedy, choices = json.loads(content)
             # Ranks that cannot connect to each other describe one failure, each from its own side.
-            kind = code if code == "distributed.join" else packed
-            if kind not in found:
-                place = f"rank {rank} on {self._host(rank)}: " if rank else ""
-                found[kind] = UserError(code, place + subject, problem, remedy, choices)
-        return list(found.values())
+            kind = code if code == "distributed.join" else content
+            if kind in found:
+                continue
+            if len(found) == MOST_ERRORS:
+                others.append(rank)
+                continue
+            place = f"rank {rank} on {self._host(rank)}: " if rank else ""
+            found[kind] = UserError(code, place + subject, problem, remedy, choices)
+        *errors, last = found.values()
+        if others:
+            words = f"{last.problem}. Ranks with yet other errors: {len(others)}"
+            last = UserError(last.code, last.subject, words, last.remedy, last.choices)
+        return [*errors, last]
 
     def _join_error(self, reason: str) -> UserError:
         return UserError(

@@ -22,6 +22,7 @@ from typer.main import get_command
 
 from mlbert.host.errors import Refused, UserError, install_words
 from mlbert.host.exit_statuses import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
+from mlbert.host.first_report import is_first_rank, is_one_of_many, reporting_once
 from mlbert.host.packages import import_sibling
 from mlbert.host.registry import Choice, Registry
 
@@ -347,18 +348,22 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
     try:
         return work()
     except UserError as error:
-        _print_error(error.as_line(), debug)
+        if error.is_agreed:
+            _print_line(error.as_line(), debug)
+        else:
+            _print_error(error.as_line(), debug)
         return error.exit_status
     except Refused as error:
         return error.exit_status
     except KeyboardInterrupt:
-        print(f"{_program}: interrupted", file=sys.stderr)
+        if is_first_rank():
+            print(f"{_program}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         return FAILED
     except OSError as error:
         if error.errno not in _REMEDIES or (error.filename is None and error.errno not in _FULL):
-            raise
+            return _report_defect(error)
         # The system does not report the name of a file that is already open.
         place = error.filename or "a file that this command writes"
         return _print_error(f"{place}: {error.strerror}. {_REMEDIES[error.errno]}.", debug)
@@ -366,7 +371,7 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
         return _print_error(_NO_MEMORY, debug)
     except ModuleNotFoundError as error:
         if error.name != "torch":
-            raise
+            return _report_defect(error)
         missing = UserError("package.missing", "torch", "is not installed", install_words("train"))
         _print_error(missing.as_line(), debug)
         return missing.exit_status
@@ -378,7 +383,7 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
             return _print_error(f"{error}. {_REMEDIES[errno.ELOOP]}.", debug)
         # Typer's usage errors (an unknown option, a value out of range) have no public base class.
         if not hasattr(error, "format_message"):
-            raise
+            return _report_defect(error)
         context = getattr(error, "ctx", None)
         command = _program if context is None else context.command_path
         message = error.format_message().rstrip(".")
@@ -387,10 +392,28 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
         )
 
 
+def _report_defect(error: BaseException) -> int:
+    """Raise an error of this program again. Of several ranks that have it, the first one prints it,
+    and all return FAILED.
+    """
+    if not is_one_of_many():
+        raise error
+    with reporting_once(FAILED) as is_first:
+        if is_first:
+            traceback.print_exception(error)
+    return FAILED
+
+
 def _print_error(text: str, debug: bool) -> int:
+    with reporting_once(WRONG_INPUT) as is_first:
+        if is_first:
+            _print_line(text, debug)
+    return WRONG_INPUT
+
+
+def _print_line(text: str, debug: bool) -> None:
     if debug:
         traceback.print_exc()
     from mlbert.host.console import printable  # file names may contain control characters
 
-    print(f"{_program}: error: {printable(' '.join(text.split()))}", file=sys.stderr)
-    return WRONG_INPUT
+    print(f"{_program}: error: {printable(' '.join(text.split()))}", file=sys.stderr, flush=True)

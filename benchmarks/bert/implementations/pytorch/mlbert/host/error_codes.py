@@ -100,6 +100,7 @@ ERROR_CODES: Mapping[str, str] = {
     "device.broken": "A kernel broke the device; it cannot be used until the process restarts.",
     "device.memory": "The device has too little memory even for the smallest micro-batch.",
     "device.unavailable": "This machine lacks the device, or the device lacks the feature.",
+    "distributed.failed": "A rank failed before the run began, and not by a mistake in its input.",
     "distributed.identity": (
         "The launcher's variables about ranks and nodes are missing or inconsistent."
     ),

@@ -43,9 +43,11 @@ class UserError(ValueError):
 
     Attributes:
         sentence: problem and remedy, without the choices.
+        is_agreed: True if the ranks of a run have agreed that this one reports it.
     """
 
     exit_status = WRONG_INPUT  # of a command that fails with this error
+    is_agreed = False
 
     def __init__(
         self,

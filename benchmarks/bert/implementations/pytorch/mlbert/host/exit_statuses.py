@@ -45,23 +45,23 @@ def exit_status(status: str, rank: int) -> int:
     return SUCCEEDED if status == SUCCESS or rank else FAILED
 
 
-def leave_report(seconds: float) -> NoReturn:
-    """End this process quietly with WRONG_INPUT after ``seconds``,
+def leave_report(seconds: float, status: int = WRONG_INPUT) -> NoReturn:
+    """End this process quietly with ``status`` after ``seconds``,
     in which another rank reports the mistake.
     """
-    with quiet_on_signal():
+    with quiet_on_signal(status):
         time.sleep(seconds)
-        raise SystemExit(WRONG_INPUT)
+        raise SystemExit(status)
 
 
 @contextlib.contextmanager
-def quiet_on_signal() -> Iterator[None]:
-    """Let SIGTERM end this process with WRONG_INPUT within the block.
+def quiet_on_signal(status: int = WRONG_INPUT) -> Iterator[None]:
+    """Let SIGTERM end this process with ``status`` within the block.
 
     Launchers send it to all ranks once one of them has reported a mistake and exited.
     Then it is the status of all.
     """
-    previous = signal.signal(signal.SIGTERM, lambda *_: os._exit(WRONG_INPUT))
+    previous = signal.signal(signal.SIGTERM, lambda *_: os._exit(status))
     try:
         yield
     finally:

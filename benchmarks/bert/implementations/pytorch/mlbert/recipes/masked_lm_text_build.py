@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from mlbert.config.batch_growth import growth_of
 from mlbert.data.loading import text_run
 from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
+from mlbert.distributed.world import World
 from mlbert.models.bert import AnyBert, begin_with_frequencies
 from mlbert.models.config import ModelConfig
 from mlbert.models.objectives import MaskedLM
@@ -65,7 +66,7 @@ def build(context: BuildContext, inputs: PreTrainingInputs) -> Method:
         seed=context.seed,
         sum_over_ranks=sum_over_ranks,
         local=(world.local_rank, world.local_world_size),
-        warn=context.warn if world.rank == 0 else _print_warning,
+        warn=functools.partial(_warn_once, world, context.warn),
         rank=world.rank,
         world_size=world.world_size,
     )
@@ -85,9 +86,14 @@ def build(context: BuildContext, inputs: PreTrainingInputs) -> Method:
     )
 
 
-def _print_warning(line: str) -> None:
-    """Print a warning about this machine's disk, which rank 0 does not see."""
-    print(f"{socket.gethostname()}: {line}", file=sys.stderr, flush=True)
+def _warn_once(world: World, warn: Callable[[str], object], line: str) -> None:
+    """Print a warning about this machine's disk, which other machines may share."""
+    if not world.rendezvous.is_first(line):
+        return
+    if world.rank == 0:
+        warn(line)
+    else:
+        print(f"{socket.gethostname()}: {line}", file=sys.stderr, flush=True)
 
 
 def _export(
