@@ -12,11 +12,13 @@ import pytest
 
 from harness import Rank, rank_environment, start_ranks
 from mlbert.distributed import rendezvous
+from mlbert.distributed.rank_table import RankSite, summary, table
 from mlbert.distributed.world import World
 from mlbert.host.command_line import exit_code
 
 # Make a network of NODES machines, 10.9.0.1 and so on, and run a program on each, with its index as
-# RANK. As on Debian, the name of each machine resolves to 127.0.1.1 on itself.
+# RANK. As on Debian, the name of each machine resolves to 127.0.1.1 on itself. With ONLY_IPV6, the
+# network has no IPv4 address: fd00:9::1 and so on.
 NETWORK = r"""
 set -e
 ip link set lo up
@@ -29,12 +31,18 @@ for ((node = 0; node < NODES; node++)); do
         hostname "node${NODE}"
         ip link set lo up
         read -r _ <"${FOLDER}/ready_${NODE}"
-        ip address add "10.9.0.$((NODE + 1))/24" dev eth0
+        if [[ "${ONLY_IPV6:-}" ]]; then
+            network=fd00:9::
+            ip -6 address add "${network}$((NODE + 1))/64" dev eth0 nodad
+        else
+            network=10.9.0.
+            ip address add "${network}$((NODE + 1))/24" dev eth0
+        fi
         ip link set eth0 up
         echo "127.0.0.1 localhost" >"${FOLDER}/hosts_${NODE}"
-        echo "127.0.1.1 node${NODE}" >>"${FOLDER}/hosts_${NODE}"
+        [[ "${ONLY_IPV6:-}" ]] || echo "127.0.1.1 node${NODE}" >>"${FOLDER}/hosts_${NODE}"
         for ((other = 0; other < NODES; other++)); do
-            echo "10.9.0.$((other + 1)) node${other}" >>"${FOLDER}/hosts_${NODE}"
+            echo "${network}$((other + 1)) node${other}" >>"${FOLDER}/hosts_${NODE}"
         done
         mount --bind "${FOLDER}/hosts_${NODE}" /etc/hosts
         RANK="${NODE}" exec "$@" >"${FOLDER}/output_${NODE}.txt" 2>&1
@@ -94,6 +102,9 @@ def meet(seconds: str) -> None:
         world = World.identify()
         world.start()
         world.barrier()
+        sites = world.sites()
+        if world.rank == 0:
+            print(summary(sites, f"{world.master_addr}:{world.master_port}"))
         world.stop()
         return 0
 
@@ -124,7 +135,23 @@ def test_a_name_that_resolves_to_the_machine_itself_does_not_matter(tmp_path: Pa
     """Not even on rank 0's machine, which then reaches itself at an address
     that the others cannot.
     """
-    assert meet_on_nodes(tmp_path, 60, MASTER_ADDR="node0") == ([0, 0, 0], [])
+    codes, (line,) = meet_on_nodes(tmp_path, 60, MASTER_ADDR="node0")
+    assert codes == [0, 0, 0]
+    assert line == (
+        "ranks: 3 on 3 nodes, rank 0 at node0:29500; gloo: node0 10.9.0.1 (eth0), "
+        "node1 10.9.0.2 (eth0), node2 10.9.0.3 (eth0); devices of a node: cpu"
+    )
+
+
+@pytest.mark.usefixtures("_networks")
+@pytest.mark.parametrize("head", ["node0", "fd00:9::1"])
+def test_a_network_without_ipv4(tmp_path: Path, head: str) -> None:
+    codes, lines = meet_on_nodes(tmp_path, 60, MASTER_ADDR=head, ONLY_IPV6="1")
+    assert codes == [0, 0, 0], lines
+    assert lines == [
+        f"ranks: 3 on 3 nodes, rank 0 at {head}:29500; gloo: node0 fd00:9::1 (eth0), "
+        "node1 fd00:9::2 (eth0), node2 fd00:9::3 (eth0); devices of a node: cpu"
+    ]
 
 
 @pytest.mark.slow
@@ -184,3 +211,20 @@ def test_a_rank_0_that_does_not_run_is_one_line(tmp_path: Path) -> None:
         (line,) = rank.communicate(60).splitlines()
     assert rank.returncode == 2
     assert f"port {port} of 127.0.0.1 does not answer" in line
+
+
+def test_the_line_of_many_ranks_names_a_node_with_other_devices() -> None:
+    sites = [
+        RankSite(f"n{node}", f"10.0.0.{node}", "ib0", f"cuda:{gpu} NVIDIA H200 id{node}{gpu}")
+        for node in range(9)
+        for gpu in range(2 if node == 7 else 3)
+    ]
+    assert summary(sites, "n0:29500") == (
+        "ranks: 26 on 9 nodes, rank 0 at n0:29500; gloo: n0 10.0.0.0 (ib0), n1 10.0.0.1 (ib0), "
+        "n2 10.0.0.2 (ib0), n3 10.0.0.3 (ib0), 5 more nodes; devices of a node: "
+        "cuda:0 cuda:1 cuda:2 (n0), but cuda:0 cuda:1 (n7)"
+    )
+    lines = table(sites).splitlines()
+    assert lines[0].split("\t") == ["rank", "host", "address", "interface", "device"]
+    assert lines[23].split("\t") == ["22", "n7", "10.0.0.7", "ib0", "cuda:1 NVIDIA H200 id71"]
+    assert len(lines) == 27

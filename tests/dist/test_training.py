@@ -18,7 +18,6 @@ from harness import run_ranks, start_ranks
 from mlbert.cli.main import main
 from mlbert.distributed import world as world_module
 from mlbert.distributed.world import World
-from mlbert.host.errors import UserError
 from mlbert.runs.progress import TrainState
 from mlbert.runs.step_folders import StepFolders
 from mlbert.training.checkpoint import CheckpointFolder, Snapshots
@@ -121,32 +120,79 @@ def test_resume_on_two_processes_is_exact(tmp_path, changes):
     assert whole.read_bytes() == parts.read_bytes()
 
 
+def interrupt(tmp_path: Path, world_size: int, **changes: Any) -> None:
+    """Leave a checkpoint of a run in ``parts`` that has not ended."""
+    changes = {**changes, "save_checkpoint_steps": 1}
+    train_on(world_size, tmp_path, "parts", max_samples_termination=60, **changes)
+    (tmp_path / "parts/run_0/summary.json").unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", ["off", "all"])
+def test_resume_on_another_number_of_ranks_continues_the_same_run(
+    tmp_path: Path, sharded: str
+) -> None:
+    """With another shard layout and other micro-batches, with dropout."""
+    train_on(2, tmp_path, "whole", sharded_optimizer=sharded)
+    interrupt(tmp_path, 2, sharded_optimizer=sharded)
+    output = train_on(4, tmp_path, "parts", 2, 2, resume=1, sharded_optimizer="node")
+    assert "resumed at step" in output
+    whole, parts = (read_metrics(tmp_path / name) for name in ("whole", "parts"))
+    assert [one["samples"] for one in parts] == [one["samples"] for one in whole]
+    for ours, theirs in zip(parts, whole, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"gradient_clipping": "before"}, {"recipe": "ddp_adam", "optimizer": "adamw"}]
+)
+def test_resume_on_another_number_of_ranks_is_refused_if_the_method_depends_on_it(
+    tmp_path: Path, changes: dict[str, str]
+) -> None:
+    interrupt(tmp_path, 1, **changes)
+    words = train_arguments(
+        tmp_path, "parts", train_batch_size=GLOBAL_PACKS // 2, resume=1, **changes
+    )
+    ranks = start_ranks(main, (words,), 2, tmp_path)
+    outputs = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [2, 2], outputs
+    (line,) = [line for line in outputs[0].splitlines() if "error" in line]
+    assert "belongs to another run: train_batch_size is 8, this run has 4" in line
+    assert "error" not in outputs[1]
+
+
 def load_checkpoint(world: World, folders: list[str]) -> dict[str, Any]:
-    """Load the newest checkpoint of this rank's folder;
-    return its step and the bytes that this process read.
+    """Load the newest checkpoint of this rank's folder; return its step, the sum of its weights,
+    and the bytes that this process read from files.
     """
     # rchar, which leaves out mapped files.
     before = int(Path("/proc/self/io").read_text().split()[1])
-    try:
-        checkpoint, _ = CheckpointFolder(Path(folders[world.rank]), 9, {}).load_newest(world)
-    except UserError as error:
-        return {"error": str(error)}
+    checkpoint, warnings = CheckpointFolder(Path(folders[world.rank]), 9, {}).load_newest(world)
     read = int(Path("/proc/self/io").read_text().split()[1]) - before
-    return {"step": int(checkpoint.path.name.removeprefix("step_")), "bytes": read}
+    if checkpoint is None:
+        return {"step": None}
+    weights = checkpoint.tensors["weights"]
+    step = int(checkpoint.path.name.removeprefix("step_"))
+    return {"step": step, "sum": float(weights.sum()), "bytes": read, "warnings": len(warnings)}
 
 
-def test_one_rank_of_a_node_reads_a_checkpoint_to_check_it(tmp_path):
-    for step, rank in ((1, 0), (1, 1), (2, 1)):
-        CheckpointFolder(tmp_path / f"{rank}", 9, {}).save(
-            step, {"weights": torch.zeros(10_000_000)}, {}
-        )
-    ranks = run_ranks(load_checkpoint, 3, tmp_path, folders=[str(tmp_path / "1")] * 3)
+def test_rank_0_reads_a_checkpoint_and_sends_it(tmp_path: Path) -> None:
+    """The other machines need not have the folder; a tensor takes several messages."""
+    numel = world_module.BROADCAST_BYTES // 4 + 5
+    mine = tmp_path / "mine"
+    for step in (1, 2):
+        tensors = {"weights": torch.full((numel,), float(step)), "scale": torch.tensor(3.0)}
+        CheckpointFolder(mine, 9, {}).save(step, tensors, {"step": step})
+    folders = [str(mine), *[str(tmp_path / "nowhere")] * 2]
+    ranks = run_ranks(load_checkpoint, 3, tmp_path, node_size=1, folders=folders)
     assert [rank["step"] for rank in ranks] == [2, 2, 2]
-    assert [rank["bytes"] > 10_000_000 for rank in ranks] == [True, False, False]
-    for name, found in (("0", "another step 1"), ("none", "another finds none")):
-        folders = [str(tmp_path / name), str(tmp_path / "1")]
-        for rank in run_ranks(load_checkpoint, 2, tmp_path, node_size=1, folders=folders):
-            assert f"one node finds step 2 as its newest good checkpoint, {found}." in rank["error"]
+    assert [rank["sum"] for rank in ranks] == [2.0 * numel] * 3
+    assert [rank["bytes"] > numel for rank in ranks] == [True, False, False]
+    (mine / "step_00000002/state.json").write_text("damaged")
+    ranks = run_ranks(load_checkpoint, 2, tmp_path, node_size=1, folders=folders)
+    assert [(rank["step"], rank["warnings"]) for rank in ranks] == [(1, 1), (1, 0)]
+    none = run_ranks(load_checkpoint, 2, tmp_path, folders=[str(tmp_path / "nowhere")] * 2)
+    assert none == [{"step": None}] * 2
 
 
 def wait_for_slow_disks(world: World, folder: str) -> list[int]:

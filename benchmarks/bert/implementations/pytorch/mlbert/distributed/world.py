@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from mlbert.distributed.place import RankPlace
+from mlbert.distributed.rank_table import RankSite
 from mlbert.distributed.rendezvous import Rendezvous, Result
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
@@ -26,6 +27,8 @@ READ_MARGIN = 60.0
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 # Between collectives of `World.wait_for_all`, far less than any of them may take.
 ROUND_SECONDS = 10.0
+# Of one message of `World.broadcast`, and of the device's memory that it takes.
+BROADCAST_BYTES = 64 << 20
 
 
 def nccl_options(timeout: timedelta) -> Any:
@@ -196,11 +199,51 @@ class World(RankPlace):
         dist.broadcast(tensor, src=0)
         return int(tensor.item())
 
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Copy rank 0's tensor, contiguous on the host, to all ranks, in place on each, and return
+        it.
+        """
+        if self.world_size == 1:
+            return tensor
+        content = tensor.view(-1).view(torch.uint8)
+        for first in range(0, content.numel(), BROADCAST_BYTES):
+            part = content[first : first + BROADCAST_BYTES]
+            sent = part.to(self.device)
+            dist.broadcast(sent, src=0)
+            if self.rank and sent is not part:
+                part.copy_(sent)
+        return tensor
+
+    def broadcast_bytes(self, content: bytes) -> bytes:
+        """Return rank 0's bytes on every rank."""
+        size = self.broadcast_int(len(content))
+        if not size:
+            return b""
+        mine = bytearray(content if self.rank == 0 else size)
+        return self.broadcast(torch.frombuffer(mine, dtype=torch.uint8)).numpy().tobytes()
+
     def hosts(self) -> list[str]:
         """Return the machine of each rank, under its launcher's name;
         the same list on every rank.
         """
         return [self.host] if self.world_size == 1 else self.rendezvous.gather("hosts", self.host)
+
+    def sites(self) -> list[RankSite]:
+        """Return where each rank runs; the same list on every rank. All ranks call it together,
+        once, after `start`.
+        """
+        device = str(self.device)
+        if self.device.type == "cuda":
+            properties = torch.cuda.get_device_properties(self.device)
+            device = f"{device} {properties.name} {getattr(properties, 'uuid', '')}".rstrip()
+        if self.world_size == 1:
+            return [RankSite(self.host, "", "", device)]
+        given = environment().get(GLOO_INTERFACE)
+        address = self.rendezvous.address() or ""
+        interface = given or self.rendezvous.interface() or ""
+        site = RankSite(self.host, address, interface, device)
+        texts = self.rendezvous.gather("sites", site.to_text())
+        return [RankSite.from_text(text) for text in texts]
 
     def stop(self) -> None:
         """Leave the group. Does nothing if `start` was not called."""

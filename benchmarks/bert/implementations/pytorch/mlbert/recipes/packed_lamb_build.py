@@ -30,13 +30,22 @@ def build(context: BuildContext, inputs: PreTrainingInputs) -> Method:
     model, compute = assembly.start_model(assembly.make_pre_training, context, inputs.shape)
     update = _update(context.config, model, context.world)
     objective = PreTraining(scope="step")
-    identity = {
-        "train_batch_size": context.config[DataConfig].train_batch_size,
-        "ranks": context.world.world_size,
-    }
+    identity = _identity(context)
     return assembly.make_stored_method(
         context, inputs, compute, update, identity, model=model, objective=objective
     )
+
+
+def _identity(context: BuildContext) -> dict[str, object]:
+    """Return what a resumed run must have of the batch: of all ranks, unless each one clips its own
+    gradient.
+    """
+    batch = context.config[DataConfig].train_batch_size
+    ranks = context.world.world_size
+    is_clipped = context.config[OptimizerConfig].max_grad_norm is not None
+    if is_clipped and context.config[DistributedConfig].gradient_clipping == "before":
+        return {"train_batch_size": batch, "ranks": ranks}
+    return {"global_batch_size": batch * ranks}
 
 
 build_evaluation = functools.partial(

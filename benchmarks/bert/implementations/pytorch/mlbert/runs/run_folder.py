@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _SETTINGS = "settings.txt"
 _SUMMARY = "summary.json"  # marks a finished run
-_FILES = ("metrics.jsonl", "config.json", _SETTINGS, "curve.png", _SUMMARY)
+_RANKS = "ranks.txt"
+_FILES = ("metrics.jsonl", "config.json", _SETTINGS, _RANKS, "curve.png", _SUMMARY)
 _LOG_MARK = b":::MLLOG"  # first bytes of an MLPerf log
 _FOLDERS = ("weights", "huggingface", "checkpoints")
 
@@ -165,6 +166,12 @@ class RunFolder:
             *(f"warning: {warning}" for warning in resolved.warnings),
             *notes,
         ]
+
+    def write_ranks(self, text: str) -> Path:
+        """Write the table of the ranks, and return its path."""
+        path = self.folder / _RANKS
+        write_atomically(path, text)
+        return path
 
     def write_settings(self, resolved: Resolved) -> None:
         """Write what differs from the recipe's defaults, then the table of all settings.

@@ -150,7 +150,7 @@ class StepFolders:
 
     def _checked(self, folder: Path) -> dict:
         record = _undamaged(folder)
-        found = record["identity"]
+        found = self._in_present_names(record["identity"])
         # A setting that only one has was not fixed when it was written, or may change in this run.
         names = [
             name
@@ -159,6 +159,16 @@ class StepFolders:
         ]
         self._refuse_others(folder, found, names)
         return record["state"]
+
+    def _in_present_names(self, found: dict) -> dict:
+        """Return a checkpoint's identity with the batch of all ranks,
+        if this run compares that, and it was written with a rank's.
+        """
+        sizes = ("train_batch_size", "ranks")
+        if "global_batch_size" not in self.identity or not all(name in found for name in sizes):
+            return found
+        kept = {name: value for name, value in found.items() if name not in sizes}
+        return {**kept, "global_batch_size": found["train_batch_size"] * found["ranks"]}
 
     def check_newest(self) -> None:
         """Raise UserError if the newest checkpoint is in the format of another version, or an entry

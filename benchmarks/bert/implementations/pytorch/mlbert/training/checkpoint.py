@@ -8,6 +8,7 @@ checkpoints/step_00000120/state.json            numbers, source position, sha256
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,9 +22,9 @@ from torch import Tensor
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_tensors
-from mlbert.host.json_files import as_json, read_json
+from mlbert.host.json_files import as_json
 from mlbert.runs.progress import TrainState
-from mlbert.runs.step_folders import STATE, StepFolders, read_step, step_path
+from mlbert.runs.step_folders import StepFolders, read_step
 from mlbert.training.protocols import Method
 
 # Names of the tensors in a checkpoint: of the flat buffer of weights,
@@ -33,7 +34,6 @@ OPTIMIZER = "optimizer."
 DERIVED = "derived."  # by the model from its weights
 SCALE = "loss_scale."
 _TENSORS = "tensors.safetensors"  # file name
-_UNKNOWN = -(1 << 62)  # less than every step
 
 ALONE = World()
 
@@ -76,43 +76,51 @@ class CheckpointFolder:
 
     def load_newest(self, world: World = ALONE) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest good checkpoint (None if there is none)
-        and a warning for each damaged one skipped.
+        and a warning for each damaged one skipped, on rank 0.
 
-        All ranks call it together. The first rank of each node compares the checkpoints with their
-        checksums, so that a node reads them from the disk once; the other ranks load the one that
-        it found.
+        All ranks call it together. Rank 0 alone reads and checks the files, and sends the
+        checkpoint to the others: their machines need not have the folder.
 
-        Raises UserError if the newest good one is in another version's format, belongs to another
-        model, data set or batch, or is not the same on all nodes.
+        Raises UserError, on rank 0, if the newest good one is in another version's format or
+        belongs to another model, data set or batch.
         """
-        bounds = [_UNKNOWN, _UNKNOWN]
-        warnings = list[str]()
 
-        def search() -> tuple[int | None, list[str]]:
+        def read() -> tuple[Checkpoint | None, list[str]]:
             return self._folders.load_newest(
-                lambda folder, state: int(folder.name.removeprefix("step_"))
+                lambda folder, state: Checkpoint(folder, load_file(folder / _TENSORS), state)
             )
 
         with ThreadPoolExecutor(1) as reader:
-            result = world.wait_for_all(reader.submit(search) if world.local_rank == 0 else None)
-        if result is not None:
-            found, warnings = result
-            bounds = [-1, 1] if found is None else [found, -found]
-        newest, least = world.all_reduce_max(torch.tensor(bounds)).tolist()
-        if newest != -least:
-            other = "finds none" if least == 1 else f"step {-least}"
-            reason = f"one node finds step {newest} as its newest good checkpoint, another {other}"
-            raise UserError(
-                "checkpoint.damaged",
-                self.path,
-                reason,
-                "Set LOGDIR to a folder that all nodes share",
-            )
-        if newest < 0:
-            return None, warnings
-        folder = step_path(self.path, newest)
-        state = read_json(folder / STATE, "Remove it")["state"]
-        return Checkpoint(folder, load_file(folder / _TENSORS), state), warnings
+            result = world.wait_for_all(reader.submit(read) if world.rank == 0 else None)
+        checkpoint, warnings = result or (None, [])
+        return _send(checkpoint, world), warnings
+
+
+def _send(checkpoint: Checkpoint | None, world: World) -> Checkpoint | None:
+    """Return rank 0's checkpoint on all ranks. All ranks call it together."""
+    if world.world_size == 1:
+        return checkpoint
+    header = b""
+    if checkpoint is not None:
+        shapes = {
+            name: [str(one.dtype).removeprefix("torch."), list(one.shape)]
+            for name, one in checkpoint.tensors.items()
+        }
+        content = [str(checkpoint.path), checkpoint.state, shapes]
+        header = json.dumps(content).encode()
+    header = world.broadcast_bytes(header)
+    if not header:
+        return None
+    path, state, shapes = json.loads(header)
+    if checkpoint is None:
+        tensors = {
+            name: torch.empty(shape, dtype=getattr(torch, dtype))
+            for name, (dtype, shape) in shapes.items()
+        }
+        checkpoint = Checkpoint(Path(path), tensors, state)
+    for name in shapes:
+        world.broadcast(checkpoint.tensors[name])
+    return checkpoint
 
 
 class Snapshots:

@@ -3,6 +3,7 @@
 LOGDIR/result_<i>.txt              MLPerf log
 LOGDIR/run_<i>/config.json         resolved configuration, origin of each value, provenance
 LOGDIR/run_<i>/settings.txt        the table of all settings and their origins
+LOGDIR/run_<i>/ranks.txt           machine, address and device of each of several ranks
 LOGDIR/run_<i>/metrics.jsonl       one line per log point and evaluation
 LOGDIR/run_<i>/curve.png           loss and accuracy over samples and time
 LOGDIR/run_<i>/weights/            safetensors with a model card
@@ -26,7 +27,7 @@ from __future__ import annotations
 import functools
 import gc
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,10 +44,12 @@ from mlbert.data.batches import HostBatch, StaticShape
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.lifecycle import Lifecycle
+from mlbert.distributed.rank_table import summary as summarize_ranks
+from mlbert.distributed.rank_table import table
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError, in_public_words
 from mlbert.host.files import plain_size, write_atomically
-from mlbert.host.machine import one_thread_words, threads_per_rank
+from mlbert.host.machine import fewer_threads_words, threads_per_rank
 from mlbert.host.provenance import tree_root
 from mlbert.mlperf import rules
 from mlbert.mlperf.config import SubmissionConfig
@@ -208,8 +211,9 @@ def run_experiment(
     world.wait_for_data(read_seconds)
     lifecycle = Lifecycle(world, close_log, read_seconds=read_seconds)
     _warn_of(inputs, data, say)
-    is_alone = world.local_world_size == 1  # else the load may be this run's
-    if is_alone and (words := one_thread_words(compute.cpu_threads, num_threads)):
+    # On a GPU, and with several ranks, other programs do not decide on the threads.
+    is_open = world.local_world_size == 1 and world.device.type == "cpu"
+    if is_open and (words := fewer_threads_words(compute.cpu_threads, num_threads)):
         say(words)
     with ExitStack() as last, lifecycle.guard():
         seed = world.broadcast_int(choose_seed(settings, paths))
@@ -228,7 +232,12 @@ def run_experiment(
             resolved = replace(
                 resolved, config=config, origin={**resolved.origin, _PARTS: "AUTO_MICRO_BATCH"}
             )
-        facts = runtime_facts(inputs, method, world)
+        sites = world.sites()
+        if world.rank == 0 and world.world_size > 1:
+            place = paths.write_ranks(table(sites))
+            head = f"{world.master_addr}:{world.master_port}"
+            say(f"{summarize_ranks(sites, head)}; all in {place}")
+        facts = runtime_facts(inputs, method, [site.host for site in sites], world)
         if world.rank == 0:
             identity = log_run(log, resolved, facts, method)
             record = paths.write_record(resolved, seed, identity)
@@ -431,8 +440,10 @@ def _fits(method: Method, static_shape: StaticShape, world: World) -> bool:
     return not int(world.all_reduce_max(torch.tensor(int(failed))))
 
 
-def runtime_facts(inputs: Inputs, method: Method, world: World) -> run_identity.RuntimeFacts:
-    """Collect facts about a run from its data and PyTorch. All ranks call it together."""
+def runtime_facts(
+    inputs: Inputs, method: Method, hosts: Sequence[str], world: World
+) -> run_identity.RuntimeFacts:
+    """Collect facts about a run from its data and PyTorch; ``hosts``: the machine of each rank."""
     gpu_facts: dict[str, Any] = {"gpus": {}}
     if world.device.type == "cuda":
         gpu_facts = {
@@ -451,7 +462,7 @@ def runtime_facts(inputs: Inputs, method: Method, world: World) -> run_identity.
         ops=method.ops,
         ranks=world.world_size,
         threads_per_rank=torch.get_num_threads(),
-        hosts=world.hosts(),
+        hosts=hosts,
         **gpu_facts,
     )
 
