@@ -25,7 +25,7 @@ from mosaic_texts import BASE, make_texts
 from slurm_site import Site
 from stored_sets import tree
 from text_sets import json_lines
-from training_settings import SHAPE
+from training_settings import SHAPE, train_arguments
 
 # Exports, the error, and how often the job prints it:
 # what a node lacks, each of the two nodes names.
@@ -114,6 +114,37 @@ def test_job_on_one_node(site: Site) -> None:
     assert state == "FAILED", output
     assert "run 0 ended with status 1" in output
     assert (site.runs / "out/run_0/summary.json").exists(), output
+
+
+@pytest.mark.slow
+def test_an_array_trains_each_line_of_a_file(
+    cluster: Cluster, tmp_path: Path, tree_root: Path
+) -> None:
+    """As in docs/slurm.md, with fewer runs and one core for each."""
+    page = (tree_root / "docs/slurm.md").read_text()
+    (block,) = [
+        text for text in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) if "runs.txt" in text
+    ]
+    for old, new in (("0-99%50", "0-2%2"), ("task=2", "task=1"), ("JOB=100", "JOB=2")):
+        assert old in block
+        block = block.replace(old, new)
+    words = train_arguments(tmp_path, max_steps=2, cpu_threads="none", save_checkpoint_steps=0)
+    del words[words.index("--output_dir") : words.index("--output_dir") + 2]
+    lines = [[*words[1:], "--learning_rate", str(rate)] for rate in (0.01, 0.02, 0.03, 0.04, 0.05)]
+    (tmp_path / "runs.txt").write_text("".join(f"{' '.join(line)}\n" for line in lines))
+    package = {"PYTHONPATH": str(Path(mlbert.__file__).parents[1])}
+    done = cluster.run("bash", "-c", block, cwd=tmp_path, environment=package)
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.split()[-1]
+    for index in range(3):
+        cluster.wait_for_end(f"{job}_{index}")
+    outputs = "".join(path.read_text() for path in tmp_path.glob("small_runs_*.txt"))
+    for run in range(1, 6):
+        assert f"run {run} ended with 1" in outputs, outputs
+        log = read_log(tmp_path / f"runs/{run}/result_0.txt")
+        assert log.value("opt_base_learning_rate") == run / 100
+        assert log.value("threads_per_rank") == 1
+    assert len(list((tmp_path / "runs").iterdir())) == 5
 
 
 def test_user_error_ends_the_job_before_the_ranks_start(site: Site) -> None:

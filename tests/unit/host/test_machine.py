@@ -1,6 +1,7 @@
 """Processors and the GPU driver as Linux reports them, from recorded files; a busy machine."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -103,22 +104,56 @@ def test_the_times_of_this_machine_can_be_read():
     assert all(sum(spent) > 0 for spent in times.values())
 
 
-def test_one_thread_on_a_busy_machine(monkeypatch):
+@pytest.mark.parametrize(
+    ("load", "idle", "threads"),
+    [(0.1, 0.0, 8), (9.5, 0.0, 1), (4.0, 0.5, 4), (4.0, 1.0, 8)],
+    ids=["low load", "busy", "half free", "the load is of the past"],
+)
+def test_a_run_uses_the_free_cores(
+    monkeypatch: pytest.MonkeyPatch, load: float, idle: float, threads: int
+) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    for load, threads in ((None, 8), (9.5, 1)):
-        monkeypatch.setattr(machine, "busy_load", lambda load=load: load)
-        assert machine.threads_per_rank(None, 1) == threads
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(machine, "idle_share", lambda: idle)
+    assert machine.threads_per_rank(None, 1) == threads
     assert machine.threads_per_rank(3, 1) == 3
     assert machine.threads_per_rank(None, 2, is_gpu=True) == 4
-    begin = "Other programs keep this machine busy (load 9.5 on 8 cores)"
-    assert machine.one_thread_words(None, 1) == (
-        f"{begin}: using one thread. CPU_THREADS sets another number."
-    )
-    assert machine.one_thread_words(1, 1) is None
+    words = machine.fewer_threads_words(None, threads)
+    assert (words is None) == (threads == 8)
+    assert threads == 8 or f"of the 8 cores: using {threads} thread" in words
+    assert machine.fewer_threads_words(1, 1) is None
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert machine.threads_per_rank(None, 1) == 8
+
+
+@pytest.mark.parametrize(
+    ("exports", "quota", "cores"),
+    [
+        ({}, "max 100000", 8),
+        ({}, "250000 100000", 3),
+        ({"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "2"}, "max 100000", 2),
+        ({"SLURM_CPUS_PER_TASK": "2"}, "", 8),
+        ({"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "64"}, "50000 100000", 1),
+    ],
+)
+def test_the_cores_of_a_container_and_of_a_slurm_task(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    exports: dict[str, str],
+    quota: str,
+    cores: int,
+) -> None:
+    """Also where Slurm does not bind tasks to their cores."""
+    write_files(tmp_path, {"sys/fs/cgroup/cpu.max": quota})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(machine, "SYSTEM", tmp_path)
+    for name in ("SLURM_JOB_ID", "SLURM_CPUS_PER_TASK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in exports.items():
+        monkeypatch.setenv(name, value)
+    assert machine.usable_cores() == cores
 
 
 @pytest.mark.parametrize(

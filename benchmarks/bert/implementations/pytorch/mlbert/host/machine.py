@@ -140,6 +140,45 @@ def idle_share() -> float:
     return idle / total if total else 1.0
 
 
+def usable_cores(local_world_size: int = 1) -> int:
+    """Return the number of cores that each of this many ranks on the machine may use: its share of
+    the affinity mask and of the control group's quota (a container's), or what its Slurm task has
+    if that is less.
+
+    Slurm binds tasks to their cores only where a site has configured that.
+    """
+    cores = len(os.sched_getaffinity(0))
+    quota = _cgroup_quota()
+    if quota is not None:
+        cores = min(cores, quota)
+    share = max(1, cores // local_world_size)
+    allotted = environment().get("SLURM_CPUS_PER_TASK", "").strip()
+    if allotted.isdecimal() and int(allotted) and environment().get("SLURM_JOB_ID"):
+        share = min(share, int(allotted))
+    return share
+
+
+def _cgroup_quota() -> int | None:
+    """Return the cores that the control group's CPU bandwidth amounts to, rounded up; None without
+    a limit.
+    """
+    quota, _, period = read_text(SYSTEM / "sys/fs/cgroup/cpu.max").strip().partition(" ")
+    if not quota.isdecimal() or not period.isdecimal() or not int(period):
+        return None
+    return -(-int(quota) // int(period))
+
+
+def free_cores() -> int:
+    """Return how many of the `usable_cores` other programs leave idle, at least 1.
+
+    An idle machine answers at once; otherwise it takes `LOOK_SECONDS`, once per process.
+    """
+    cores = usable_cores()
+    if os.getloadavg()[0] < BUSY_CORES:
+        return cores
+    return max(1, min(cores, round(idle_share() * len(os.sched_getaffinity(0)))))
+
+
 @functools.cache
 def busy_load() -> float | None:
     """Return the machine's load if other programs keep all cores busy
@@ -174,9 +213,10 @@ def threads_per_rank(
     """Return the CPU threads per rank: the setting,
     or an equal share of the cores that the process may use.
 
-    Without the setting, it is one if other programs keep these cores busy: threads wait for each
-    other many times in a step, and a thread without a core delays all. This does not hold on a GPU
-    (``is_gpu``), nor if OMP_NUM_THREADS is set, by a launcher or the user.
+    Without the setting, cores that other programs keep busy do not count: threads wait for each
+    other many times in a step, and a thread without a core delays all. So many small runs on one
+    machine share its cores. This does not hold on a GPU (``is_gpu``), nor if OMP_NUM_THREADS is
+    set, by a launcher or the user.
 
     Raises:
         UserError: more threads than CPUs, which with OpenMP can stall the whole machine.
@@ -188,9 +228,12 @@ def threads_per_rank(
                 "config.range", subject, f"this machine has {cpus} CPUs", "Set it to none"
             )
         return cpu_threads
-    share = max(1, len(os.sched_getaffinity(0)) // local_world_size)
-    is_open = share > 1 and not is_gpu and "OMP_NUM_THREADS" not in environment()
-    return 1 if is_open and busy_load() is not None else share
+    share = usable_cores(local_world_size)
+    if share == 1 or is_gpu or "OMP_NUM_THREADS" in environment():
+        return share
+    if local_world_size == 1:
+        return free_cores()
+    return 1 if busy_load() is not None else share  # the load may be that of the other ranks
 
 
 def wait_passively_if_busy() -> None:
@@ -205,9 +248,15 @@ def wait_passively_if_busy() -> None:
         set_default("OMP_WAIT_POLICY", "passive")
 
 
-def one_thread_words(cpu_threads: int | None, threads: int) -> str | None:
-    """Return what a command prints if `threads_per_rank` gave one thread because the machine is
-    busy.
+def fewer_threads_words(cpu_threads: int | None, threads: int) -> str | None:
+    """Return what a command prints if `threads_per_rank` left cores to other programs; None if
+    not.
     """
-    busy = busy_words() if cpu_threads is None and threads == 1 else None
-    return None if busy is None else f"{busy}: using one thread. CPU_THREADS sets another number."
+    cores = usable_cores()
+    if cpu_threads is not None or threads >= cores or "OMP_NUM_THREADS" in environment():
+        return None
+    words = "1 thread" if threads == 1 else f"{threads} threads"
+    return (
+        f"Other programs use some of the {cores} cores: using {words}. "
+        "CPU_THREADS sets another number."
+    )
