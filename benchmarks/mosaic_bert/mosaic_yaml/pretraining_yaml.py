@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mlbert.config.batch_growth import BatchGrowth
@@ -77,6 +79,7 @@ NAMES: common_yaml.Names = {
     "shuffle": ("train_loader.dataset.shuffle_algo",),
     "shuffle_seed": ("train_loader.dataset.shuffle_seed",),
     "canonical_nodes": ("train_loader.dataset.num_canonical_nodes",),
+    "cache_limit": ("train_loader.dataset.cache_limit",),
     "max_sequences_per_pack": ("train_loader.sequence_packing",),
     "batchsize_warmup_start": ("train_loader.batch_size_warmup_min_size",),
     "batchsize_warmup_steps": ("train_loader.batch_size_warmup_tokens",),
@@ -292,5 +295,18 @@ def _add_order(leaves: Leaves, layer: Layer) -> None:
             raise UserError("config.unsupported", block.origin, reason, "Remove it")
     layer.put("shuffle_seed", leaves.number("train_loader.dataset.shuffle_seed", 9176))
     layer.put("canonical_nodes", leaves.number("train_loader.dataset.num_canonical_nodes", 128))
+    limit = leaves.get("train_loader.dataset.cache_limit")
+    if limit is not None and limit.value is not None:
+        layer.put("cache_limit", replace(limit, value=_gigabytes(limit)))
     for loader in ("train_loader", "eval_loader"):
         leaves.choice(f"{loader}.dataset.partition_algo", ("orig",), "orig")
+
+
+def _gigabytes(limit: YamlValue) -> float:
+    """Return a number of bytes, or Streaming's text such as 100gb, in units of 10^9 bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([kmgtp]?b?)", str(limit.value).strip().lower())
+    if found is None or isinstance(limit.value, bool):
+        reason = f"'{limit.value}' is not a number of bytes"
+        raise UserError("config.value", limit.origin, reason, "Write for example 100gb")
+    power = " kmgtp".index(found[2].removesuffix("b") or " ")
+    return float(found[1]) * 1024**power / 1e9

@@ -55,6 +55,7 @@ COMMANDS = Registry(
         "launch": Command(
             "mlbert.cli.launch", "Submit job chains, start ranks, and run launcher helpers."
         ),
+        "cache": Command("mlbert.cli.cache", "List, measure and clear the user's cache."),
         "bench": _computing("mlbert.cli.bench", "Compare speeds as ratios measured in one run."),
     }
 )

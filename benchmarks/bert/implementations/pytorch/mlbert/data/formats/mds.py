@@ -19,6 +19,7 @@ import contextlib
 import hashlib
 import json
 import struct
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from mlbert.data.formats import mds_files
+from mlbert.data.formats.cache_limit import CacheLimit, disk_bytes, touch
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import state_of
 from mlbert.data.formats.manifest import check_folder, make_folder
@@ -98,8 +100,15 @@ class MdsReader:
         self._first: list[int] = offsets_of(self.shard_sizes).tolist()
         self._layout = index.columns
         self._sizes = struct.Struct(f"<{sum(column.size is None for column in self._layout)}I")
-        self._opened: dict[int, _Shard] = {}
+        self._opened: OrderedDict[int, _Shard] = OrderedDict()
         self._lock = Lock()
+        self._limit: CacheLimit | None = None
+
+    def limit_cache(self, limit: CacheLimit) -> None:
+        """Keep the cache within a limit: close the shards that were not used for longest, so that
+        their files may be deleted.
+        """
+        self._limit = limit
 
     def __len__(self) -> int:
         """Return the number of samples (N)."""
@@ -113,7 +122,7 @@ class MdsReader:
         if not 0 <= index < len(self):
             raise IndexError(index)
         number = bisect.bisect_right(self._first, index) - 1
-        shard = self._opened.get(number) or self._open(number)
+        shard = self._shard(number)
         place = int(index) - self._first[number]
         try:
             return self._decode(shard.sample(place))
@@ -127,8 +136,7 @@ class MdsReader:
         the start of each, int64 [samples+1]. Raises UserError if the shard is missing or damaged,
         or cannot be fetched.
         """
-        shard = self._opened.get(number) or self._open(number)
-        return shard.samples()
+        return self._shard(number).samples()
 
     def column_places(
         self, number: int, column: str
@@ -177,12 +185,30 @@ class MdsReader:
             )
         return mds_files.read_index(self._folder / INDEX)
 
+    def _shard(self, number: int) -> _Shard:
+        if self._limit is not None:
+            with self._lock:
+                if number in self._opened:
+                    self._opened.move_to_end(number)
+        return self._opened.get(number) or self._open(number)
+
     def _open(self, number: int) -> _Shard:
         with self._lock:
-            if number not in self._opened:
-                shard = self.shards[number]
-                self._opened[number] = _Shard(self._checked_file(shard), shard.num_samples)
-            return self._opened[number]
+            if number in self._opened:
+                return self._opened[number]
+            shard = self.shards[number]
+            opened = _Shard(self._checked_file(shard), shard.num_samples)
+            self._opened[number] = opened
+            if self._limit is None:
+                return opened
+            sizes = sum(one.num_bytes for one in self._opened.values())
+            while sizes > self._limit.open_bytes and len(self._opened) > 1:
+                _, oldest = self._opened.popitem(last=False)
+                sizes -= oldest.num_bytes
+        if opened.path.is_relative_to(self.cache):  # else it is the user's
+            touch(opened.path)
+            self._limit.trim()
+        return opened
 
     def _checked_file(self, shard: ShardInfo) -> Path:
         if self._is_copied or self._folder is None or shard.stored_in(self._folder) is shard.zipped:
@@ -245,6 +271,11 @@ class _Shard:
             raise UserError(
                 "data.damaged", path, "has offsets that fall or lie outside of the file", RESTORE
             )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the file on the disk."""
+        return disk_bytes(len(self._content))
 
     def samples(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the bytes of all samples, and the start of each."""

@@ -41,6 +41,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from mlbert.data.formats.cache_limit import TOKENS_SUFFIX, CacheLimit, disk_bytes, touch
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.mds import UINT32, MdsReader
 from mlbert.data.formats.mds_arrays import StoredTokens, stored_tokens
@@ -195,6 +196,7 @@ class TokenShards:
         readers: the opened sets, with texts in the same column.
         tokenizer: tokenizes texts, and defines the valid ids of tokens.
         warn: called with one line if tokens can be kept only in memory.
+        most_bytes: of the files in the sets' caches; None for no limit.
 
     Attributes:
         is_text: True if the set has texts, False if it has tokens,
@@ -207,6 +209,7 @@ class TokenShards:
         readers: Sequence[MdsReader],
         tokenizer: Tokenizer,
         warn: Callable[[str], None] = lambda line: None,
+        most_bytes: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._dtype = tokenizer.dtype
@@ -228,7 +231,15 @@ class TokenShards:
         self._folder = f"tokens-{hashlib.sha256(tokenizer.identity.encode()).hexdigest()[:16]}"
         self._decoders: dict[int, Decoder] = {}  # of the token ids of each shard
         self._per_thread = threading.local()
-        self._shards: dict[int, ShardTokens] = {}
+        self._shards: OrderedDict[int, ShardTokens] = OrderedDict()
+        self._limit: CacheLimit | None = None
+        if most_bytes is not None:
+            caches = [
+                (reader.cache, [shard.raw.name for shard in reader.shards]) for reader in readers
+            ]
+            self._limit = CacheLimit(most_bytes, caches, warn)
+            for reader in readers:
+                reader.limit_cache(self._limit)
         # Bytes of shards that are only in memory, oldest first.
         self._in_memory: dict[int, int] = {}
         self._memory_lock = threading.Lock()
@@ -243,7 +254,7 @@ class TokenShards:
 
     def ready(self, number: int) -> ShardTokens | None:
         """Return shard ``number`` if any process has made it, otherwise None."""
-        found = self._shards.get(number)
+        found = self._known(number)
         if found is not None:
             return found
         reader, place, _ = self._places[number]
@@ -252,7 +263,7 @@ class TokenShards:
         if found is None:
             found = self._kept(number)
             if found is not None:
-                self._shards[number] = found
+                self._keep(number, found)
         return found
 
     def check_ids(self, texts: np.ndarray, tokens: np.ndarray) -> None:
@@ -287,7 +298,7 @@ class TokenShards:
 
         Raises UserError if it cannot be read or fetched.
         """
-        found = self._shards.get(number) or self._open(number, wait=True)
+        found = self._known(number) or self._open(number, wait=True)
         assert found is not None, "with wait=True there is always a result"
         return found
 
@@ -314,8 +325,35 @@ class TokenShards:
     def _open(self, number: int, wait: bool) -> ShardTokens | None:
         found = self.ready(number) or self._stored(number) or self._make(number, wait)
         if found is not None:
-            self._shards[number] = found
+            self._keep(number, found)
         return found
+
+    def _known(self, number: int) -> ShardTokens | None:
+        """Return a shard that this process has opened."""
+        if self._limit is not None:
+            with self._memory_lock:
+                if number in self._shards:
+                    self._shards.move_to_end(number)
+        return self._shards.get(number)
+
+    def _keep(self, number: int, found: ShardTokens) -> None:
+        """Keep a shard open, in place of those not used for longest if there is a limit."""
+        limit = self._limit
+        if limit is None:
+            self._shards[number] = found
+            return
+        with self._memory_lock:
+            is_new = number not in self._shards
+            self._shards[number] = found
+            self._shards.move_to_end(number)
+            size = sum(disk_bytes(shard.num_bytes) for shard in self._shards.values())
+            while size > limit.open_bytes and len(self._shards) > 1:
+                oldest, closed = self._shards.popitem(last=False)
+                self._in_memory.pop(oldest, None)
+                size -= disk_bytes(closed.num_bytes)
+        if is_new:
+            touch(self._path(number))
+            limit.trim()
 
     def _make(self, number: int, wait: bool) -> TokenShard | None:
         """Make a shard, or return None if another process or thread is making it
@@ -379,7 +417,7 @@ class TokenShards:
         return reader.shards[place].raw.name
 
     def _path(self, number: int) -> Path:
-        return self._places[number][0].cache / self._folder / f"{self._name(number)}.ids"
+        return self._places[number][0].cache / self._folder / f"{self._name(number)}{TOKENS_SUFFIX}"
 
     def _identity(self, number: int) -> bytes:
         reader, place, _ = self._places[number]

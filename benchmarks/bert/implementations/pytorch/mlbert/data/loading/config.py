@@ -137,10 +137,13 @@ class TextConfig(Section):
         "TOKENIZER",
         "Vocabulary for text: a vocab.txt or tokenizer.json, its folder, or the name of a model.",
     )
-    shuffle: Literal["naive", "py1s", "py2s", "py1b", "py1br", "py1e"] | None = fixed_setting(
-        "SHUFFLE",
-        "Shuffle algorithm, as named by MosaicML Streaming; none: the order of the files.",
-        default=None,
+    shuffle: Literal["naive", "py1s", "py2s", "py1b", "py1br", "py1e", "blocks"] | None = (
+        fixed_setting(
+            "SHUFFLE",
+            "Shuffle algorithm, as named by MosaicML Streaming; blocks: a formula, which needs "
+            "neither memory nor a file for any number of texts; none: the order of the files.",
+            default=None,
+        )
     )
     drop_last: bool | None = fixed_setting(
         "DROP_LAST", "Drop an epoch's last step if it is not full.", default=None
@@ -178,6 +181,15 @@ class CorpusConfig(Section):
         default=None,
         ge=1,
         le=65536,
+    )
+    cache_limit: float | None = setting(
+        "CACHE_LIMIT",
+        "Most that the training set's local copies, shards and tokens, take on a machine; what was "
+        "not used for longest is deleted. none: no limit.",
+        default=None,
+        unit="GB",
+        gt=0,
+        le=1e9,
     )
     loader_threads: int = setting(
         "LOADER_THREADS",

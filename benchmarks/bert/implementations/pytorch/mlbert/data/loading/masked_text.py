@@ -55,12 +55,14 @@ class TextSet:
         long_texts: "split" cuts a text into as many sequences as needed, none if it is empty.
             "truncate" makes one sequence from the start of each text; an empty text becomes [CLS]
             [SEP].
+        cache_bytes: limit of the files in the sets' caches; None for no limit.
     """
 
     streams: Sequence[Stream]
     tokenizer: Tokenizer
     max_seq_length: int
     long_texts: str
+    cache_bytes: int | None = None
 
     @property
     def name(self) -> str:
@@ -183,7 +185,7 @@ class TextSource(StepSource):
         cache = readers[0].cache
         part, _ = sharers(cache, self.share.rank, self.share.world_size, *self._local)
         warn = self._warn if part == 0 else lambda line: None
-        shards = TokenShards(readers, texts.tokenizer, warn)
+        shards = TokenShards(readers, texts.tokenizer, warn, texts.cache_bytes)
         mixture = texts.mixture(readers, self._order["seed"], self._order["shuffle"] is not None)
         orders = EpochOrders(mixture, **self._order, folder=cache, warn=warn)
         pieces = Pieces(shards, texts.tokenizer, texts.max_seq_length)

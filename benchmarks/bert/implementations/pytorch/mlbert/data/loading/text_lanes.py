@@ -20,12 +20,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import xxhash
 
+from mlbert.data.formats.block_order import BLOCKS, BlockOrder
 from mlbert.data.formats.mds_files import locked, other_disk
 from mlbert.data.formats.mds_order import epoch_length, places_at, shuffle_into
 from mlbert.data.formats.ragged import offsets_of
@@ -62,7 +64,8 @@ class EpochOrders:
     Args:
         mixture: draws the texts of each epoch.
         shuffle, seed, canonical_nodes: see `mlbert.data.formats.mds_order.shuffle_into`; without
-            ``shuffle``, the order of the sets.
+            ``shuffle``, the order of the sets. `BLOCKS` is `mlbert.data.formats.block_order`,
+            which needs no file; an epoch then must have each text once.
         folder: for the files; if they cannot be written there,
             each process makes its orders in memory.
         warn: called with one line if this process makes its orders in memory.
@@ -101,6 +104,17 @@ class EpochOrders:
         made_from += b"" if mixture.is_whole else repr(mixture.samples).encode()
         self._key = hashlib.sha256(made_from).hexdigest()[:16]
         self._folder = folder / "orders"
+        self._block_order = lru_cache(_KEPT_EPOCHS)(self._make_block_order)
+        if shuffle == BLOCKS and not mixture.is_whole:
+            raise UserError(
+                "config.conflict",
+                f"SHUFFLE={BLOCKS}",
+                "takes each text once an epoch, but the sets of DATA_STREAMS have weights",
+                "Choose py1e, or remove the weights",
+            )
+
+    def _make_block_order(self, epoch: int) -> BlockOrder:
+        return BlockOrder(self._num_texts, self._options["seed"], epoch)
 
     @property
     def is_computing(self) -> bool:
@@ -112,6 +126,8 @@ class EpochOrders:
         places = places_at(positions, self._num_texts, self._nodes)
         if self._shuffle is None and self._mixture.is_whole:
             return places
+        if self._shuffle == BLOCKS:
+            return self._block_order(epoch)(places)
         return self._ordered(epoch)[places].astype(np.int64)
 
     def texts(self, epochs: np.ndarray, positions: np.ndarray) -> np.ndarray:

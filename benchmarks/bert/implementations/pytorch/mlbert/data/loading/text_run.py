@@ -30,6 +30,7 @@ SHAPES: Mapping[str, Callable[[float], float]] = {
     "step": lambda done: float(done >= 0.5),
 }
 _COUNTED_TEXTS = 4096
+_GIGABYTE = 1e9
 
 
 def masking_rate(
@@ -166,6 +167,11 @@ def _evaluation_streams(data: DataConfig, corpus: CorpusConfig) -> Sequence[Stre
 def _texts(
     data: DataConfig, text: TextConfig, corpus: CorpusConfig, streams: Sequence[Stream]
 ) -> TextSet:
+    limit = corpus.cache_limit
     return TextSet(
-        streams, load_tokenizer(text.tokenizer), sequence_length(data), corpus.long_texts or "split"
+        streams,
+        load_tokenizer(text.tokenizer),
+        sequence_length(data),
+        corpus.long_texts or "split",
+        None if limit is None else round(limit * _GIGABYTE),
     )

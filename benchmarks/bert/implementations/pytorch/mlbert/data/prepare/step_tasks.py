@@ -40,6 +40,7 @@ SHARED = "shared"
 # Exit status of a share that can do nothing before others finish;
 # sysexits.h calls it a temporary failure.
 TOO_EARLY = 75
+ALL_RESULTS = ".results.json"  # of a pass that is complete
 _LISTED = 8  # missing tasks in a message
 _DIGITS = 12  # of the code's SHA-256 in a message
 
@@ -170,14 +171,25 @@ class StepTasks:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _marks(self, mark: str, count: int, keep: bool) -> dict[int, Any]:
-        """Return the results of finished tasks by number; None without ``keep``."""
+        """Return the results of finished tasks by number; None without ``keep``.
+
+        The first process that finds all of them writes them to one file, so that the shares of a
+        later pass read that instead of a file for each task.
+        """
+        together = Path(f"{mark}{ALL_RESULTS}")
+        if keep and (complete := _read(together)) is not None:
+            return dict(enumerate(complete["results"]))
         there = {*os.listdir(self.folder)}
         paths = {number: Path(f"{mark}-{number:05d}.json") for number in range(count)}
         paths = {number: path for number, path in paths.items() if path.name in there}
         if not keep:
             return dict.fromkeys(paths)
         found = {number: _read(path) for number, path in paths.items()}
-        return {number: values["result"] for number, values in found.items() if values}
+        results = {number: values["result"] for number, values in found.items() if values}
+        if count and len(results) == count:
+            ordered = [results[number] for number in range(count)]
+            _write_once(together, json.dumps(add_checksum({"results": ordered})))
+        return results
 
     def _check_complete(self, name: str, marks: Mapping[int, Any], count: int) -> None:
         missing = [f"{number}/{count}" for number in range(count) if number not in marks]
