@@ -63,6 +63,28 @@ if "run_and_time.sh" in line:
         (run / "summary.json").write_text("{{}}")
     sys.exit(status)
 """
+# Takes the options of `exec` that the launchers use, and runs the command without an image.
+APPTAINER = r"""#!/bin/bash
+set -euo pipefail
+echo "apptainer $*" >>"${APPTAINER_CALLS}"
+[[ "$1" == exec ]]
+shift
+while [[ "$1" == --* ]]; do
+    case "$1" in
+    --bind)
+        [[ -e "${2%%:*}" ]] || { echo "FATAL: ${2%%:*} does not exist" >&2; exit 255; }
+        shift 2
+        ;;
+    --pwd) cd "$2"; shift 2 ;;
+    --no-home | --writable-tmpfs | --nv) shift ;;
+    *) echo "FATAL: unknown option $1" >&2; exit 1 ;;
+    esac
+done
+[[ -f "$1" ]] || { echo "FATAL: no image $1" >&2; exit 255; }
+shift
+exec "$@"
+"""
+
 PROGRAMS = ("srun", "scontrol", "squeue", "docker", "ssh", "mpirun", "enroot")
 
 # The answer to GRADIENT_CLIPING.
@@ -242,29 +264,6 @@ def test_container_is_created_once_per_node_and_reused_by_name(cluster: FakeClus
     ]
 
 
-# Takes the options of `exec` that the launchers use, and runs the command without an image.
-APPTAINER = r"""#!/bin/bash
-set -euo pipefail
-echo "apptainer $*" >>"${APPTAINER_CALLS}"
-[[ "$1" == exec ]]
-shift
-while [[ "$1" == --* ]]; do
-    case "$1" in
-    --bind)
-        [[ -e "${2%%:*}" ]] || { echo "FATAL: ${2%%:*} does not exist" >&2; exit 255; }
-        shift 2
-        ;;
-    --pwd) cd "$2"; shift 2 ;;
-    --no-home | --writable-tmpfs | --nv) shift ;;
-    *) echo "FATAL: unknown option $1" >&2; exit 1 ;;
-    esac
-done
-[[ -f "$1" ]] || { echo "FATAL: no image $1" >&2; exit 255; }
-shift
-exec "$@"
-"""
-
-
 def test_an_apptainer_image_runs_each_rank_without_pyxis(cluster: FakeCluster) -> None:
     image = cluster.image.rename(cluster.image.with_name("bert.sif"))
     calls = write_apptainer(cluster)
@@ -314,7 +313,7 @@ def test_runs_in_an_apptainer_image_on_one_machine(
         ({"CONT": "none.sif"}, "none.sif is not a readable file here"),
         ({"DGXNNODES": 2}, "DGXNNODES=2, but this starts one node"),
     ):
-        refused = cluster.start("run_with_apptainer.sh", **{**exports, **wrong})
+        refused = cluster.start("run_with_apptainer.sh", **(exports | wrong))
         assert_refused(refused, words)
 
 
