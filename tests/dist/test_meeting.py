@@ -147,9 +147,13 @@ def run_all(mistakes: dict[str, str]) -> None:
             {"0": "no shards", "1": "half of it"},
             ["error: DATADIR_PHASE2: no shards", "DATADIR_PHASE2: half of it"],
         ),
+        (
+            {"0": "no shards", "1": "half of it", "2": "a third"},
+            ["error: DATADIR_PHASE2: no shards", "half of it. Ranks with yet other errors: 1"],
+        ),
         ({}, []),
     ],
-    ids=["all", "one", "two kinds", "none"],
+    ids=["all", "one", "two kinds", "three kinds", "none"],
 )
 def test_mistake_on_several_ranks_is_printed_once(
     tmp_path: Path, mistakes: dict[str, str], words: list[str]

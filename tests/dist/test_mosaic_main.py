@@ -226,6 +226,7 @@ def test_more_names_of_the_published_program(work: Path, monkeypatch: pytest.Mon
     layer = to_settings(leaves, 2, False, count_sequences)
     assert layer["eval_batch_size"] == (32, "argument global_eval_batch_size=")
     assert layer["wandb_project"][0] == "uncategorized"
+    assert layer["cache_limit"][0] == pytest.approx(1.073741824), "GB"
     assert json.loads(str(layer["wandb_options"][0])) == {
         "entity": "team",
         "tags": ["a", "b"],

@@ -93,31 +93,33 @@ def lose_a_rank(folder: Path) -> Callable[[], None]:
     return lambda: _exit(_steps(die))
 
 
-MISTAKES: dict[str, tuple[Callable[[Path], Callable[[], None]], str, int]] = {
-    "a setting's value": (
-        lambda folder: train_with(folder, learning_rate="fast"),
-        "'fast' is not a number",
-        WRONG_INPUT,
-    ),
-    "a setting's name": (misspell, "--learning-rat", WRONG_INPUT),
-    "missing data": (
-        lambda folder: train_with(folder, synthetic_data=0, input_dir=folder / "nowhere"),
-        "nowhere",
-        WRONG_INPUT,
-    ),
-    "damaged weights": (
-        lambda folder: train_with(folder, init_checkpoint=folder / "damaged.safetensors"),
-        "damaged.safetensors",
-        WRONG_INPUT,
-    ),
-    "a port in use": (take_the_port, "is taken by another program", WRONG_INPUT),
-    "a host without address": (name_no_host, "no-such-host.invalid", WRONG_INPUT),
-    "half of a launcher": (forget_the_number_of_ranks, "WORLD_SIZE: is not set", WRONG_INPUT),
-    "no torch": (lack_torch, "torch: is not installed", WRONG_INPUT),
-    "few open files": (lack_open_files, "the hard limit on open files is 64", WRONG_INPUT),
-    "damaged data": (read_damaged_data, "a.h5: is damaged", WRONG_INPUT),
-    "a lost rank": (lose_a_rank, f"rank {RANKS // 2} on ", LOST_RANK),
-}
+def mistakes() -> dict[str, tuple[Callable[[Path], Callable[[], None]], str, int]]:
+    """Return what each mistake's ranks do, words of the report, and the exit status."""
+    return {
+        "a setting's value": (
+            lambda folder: train_with(folder, learning_rate="fast"),
+            "'fast' is not a number",
+            WRONG_INPUT,
+        ),
+        "a setting's name": (misspell, "--learning-rat", WRONG_INPUT),
+        "missing data": (
+            lambda folder: train_with(folder, synthetic_data=0, input_dir=folder / "nowhere"),
+            "nowhere",
+            WRONG_INPUT,
+        ),
+        "damaged weights": (
+            lambda folder: train_with(folder, init_checkpoint=folder / "damaged.safetensors"),
+            "damaged.safetensors",
+            WRONG_INPUT,
+        ),
+        "a port in use": (take_the_port, "is taken by another program", WRONG_INPUT),
+        "a host without address": (name_no_host, "no-such-host.invalid", WRONG_INPUT),
+        "half of a launcher": (forget_the_number_of_ranks, "WORLD_SIZE: is not set", WRONG_INPUT),
+        "no torch": (lack_torch, "torch: is not installed", WRONG_INPUT),
+        "few open files": (lack_open_files, "the hard limit on open files is 64", WRONG_INPUT),
+        "damaged data": (read_damaged_data, "a.h5: is damaged", WRONG_INPUT),
+        "a lost rank": (lose_a_rank, f"rank {RANKS // 2} on ", LOST_RANK),
+    }
 
 
 def fail_in_inspection(folder: Path) -> Callable[[], None]:
@@ -131,7 +133,9 @@ def fail_in_a_step(folder: Path) -> Callable[[], None]:
     return lambda: _exit(_steps(lambda: _raise(ValueError("a defect"))))
 
 
-DEFECTS = {"before the run": fail_in_inspection, "in a step": fail_in_a_step}
+def defects() -> dict[str, Callable[[Path], Callable[[], None]]]:
+    """Return what each defect's ranks do."""
+    return {"before the run": fail_in_inspection, "in a step": fail_in_a_step}
 
 
 def _raise(error: Exception) -> NoReturn:
@@ -180,7 +184,7 @@ def _children(ranks: int, run: Callable[[int], None]) -> Iterator[dict[int, int]
 
 def start_and_wait(ranks: int, folder: str, kind: str) -> None:
     (port,) = free_ports(1)
-    prepare = DEFECTS[kind] if kind in DEFECTS else MISTAKES[kind][0]
+    prepare = defects()[kind] if kind in defects() else mistakes()[kind][0]
 
     def run(rank: int) -> None:
         os.environ.clear()
@@ -206,10 +210,10 @@ def lines_and_codes(folder: Path, kind: str) -> tuple[list[str], list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", MISTAKES)
+@pytest.mark.parametrize("kind", mistakes())
 def test_a_mistake_is_reported_once(tmp_path: Path, kind: str) -> None:
     lines, codes = lines_and_codes(tmp_path, kind)
-    _, words, status = MISTAKES[kind]
+    _, words, status = mistakes()[kind]
     assert any(words in line for line in lines), lines
     assert len(lines) <= MOST_LINES, lines
     victim = RANKS // 2 if kind == "a lost rank" else -1
@@ -217,7 +221,7 @@ def test_a_mistake_is_reported_once(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", DEFECTS)
+@pytest.mark.parametrize("kind", defects())
 def test_a_defect_of_all_ranks_has_one_traceback(tmp_path: Path, kind: str) -> None:
     lines, codes = lines_and_codes(tmp_path, kind)
     assert sum("mlbert: error: " in line for line in lines) == 1, lines

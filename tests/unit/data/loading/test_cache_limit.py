@@ -18,6 +18,7 @@ from mlbert.data.loading.masked_text import TextSet, TextSource
 from text_sets import random_texts, rows, write_texts
 
 SHARDS = 40
+STEPS = 45  # of 20 texts
 LIMIT = 30 * 4096  # bytes on the disk: each shard and its tokens take a block or two
 
 
@@ -34,7 +35,7 @@ def remote(tmp_path: Path) -> Path:
 
 
 def read_steps(remote: Path, copy: Path, limit: int | None, shuffle: str) -> list[list[object]]:
-    """Return the rows of three epochs, and check the limit after each step."""
+    """Return the rows of more than an epoch, and check the limit after each step."""
     tokenizer = load_tokenizer("bert-base-uncased")
     texts = TextSet(streams_of("", None, copy, str(remote)), tokenizer, 16, "truncate", limit)
     source = TextSource(
@@ -49,7 +50,7 @@ def read_steps(remote: Path, copy: Path, limit: int | None, shuffle: str) -> lis
     source.open()
     found = []
     try:
-        for _ in range(3 * SHARDS * 17 // 20):
+        for _ in range(STEPS):
             found.append([row for batch in source.next_step() for row in rows(batch)])
             if limit is not None:
                 assert used(copy) <= limit + 4 * 4096, "another thread may be making a file"

@@ -317,7 +317,7 @@ class HealthMonitor:
         words = " ".join(text.split()).removesuffix(":").rstrip(".")
         sentence = f"{self._name(self.world.rank)} failed {_after(self._place.step)}: {words}"
         if self.world.rank != 0:
-            self._own_failure = sentence
+            self._own_failure = "" if is_signal else sentence
             self._channels[0].send(
                 failed=sentence, is_cause=not is_consequence, is_mistake=is_mistake
             )

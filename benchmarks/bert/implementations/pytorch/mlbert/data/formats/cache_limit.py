@@ -105,13 +105,12 @@ class CacheLimit:
 
     def trim(self) -> None:
         """Delete files, those first that were not used for longest, until the rest is within the
-        limit. Does nothing while another process does it.
+        limit. One process does it at a time.
         """
         folders = list(self._shards)
         try:
-            with locked(folders[0] / _LOCK, wait=False) as is_mine:
-                if is_mine:
-                    self._trim(folders)
+            with locked(folders[0] / _LOCK):
+                self._trim(folders)
         except UserError:  # the folder is not writable, so this run makes no files there
             return
 
