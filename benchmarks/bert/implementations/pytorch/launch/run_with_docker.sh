@@ -28,7 +28,7 @@ mlbert_once() {
 check_settings
 ((DGXNNODES == 1)) || fail "DGXNNODES=${DGXNNODES}, but Docker starts one node. Use run.sub or run_multinode.sh."
 [[ -n "${CONT:-}" ]] || fail "CONT is not set. Name the image: CONT=<image> ../pytorch/launch/run_with_docker.sh"
-[[ "${CONT}" != *.sqsh ]] || fail "CONT=${CONT} is a file for Slurm. Name Docker's image: CONT=<image> ../pytorch/launch/run_with_docker.sh"
+[[ "${CONT}" != *.sqsh && "${CONT}" != *.sif ]] || fail "CONT=${CONT} is a file for other launchers. Name Docker's image: CONT=<image> ../pytorch/launch/run_with_docker.sh"
 choose_python
 choose_mounts
 list_settings

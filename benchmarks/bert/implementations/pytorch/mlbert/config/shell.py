@@ -33,7 +33,9 @@ class LaunchConfig(Section):
     nexp: int = _setting("NEXP", "Runs per job.", unit="runs", ge=1, le=1000)
     config_file: Path = _setting("CONFIG_FILE", "The sourced config_*.sh, for error messages.")
     cont: str = _setting(
-        "CONT", "Container image (a .sqsh, or an image of enroot or docker); not set: no container."
+        "CONT",
+        "Container image (a .sqsh or .sif, or an image of enroot or docker); "
+        "not set: no container.",
     )
     cont_mounts: str = _setting(
         "CONT_MOUNTS",
