@@ -19,6 +19,7 @@ import os
 import platform
 import random
 import re
+import resource
 import string
 import subprocess
 import sys
@@ -65,8 +66,10 @@ def make_text(folder: Path, num_bytes: int, seed: int = 1) -> int:
     return total
 
 
-def library_rate(tokenizer: Path, folder: Path) -> float:
-    """Return the bytes of text per second of the library on all cores."""
+def library_rate(tokenizer: Path, folder: Path) -> tuple[float, float]:
+    """Return the bytes of text of the library on all cores, per second of the clock and per CPU
+    second.
+    """
     library = load_tokenizer(tokenizer).library
     assert library is not None, "a tokenizer that the library runs"
     texts: list[str] = []
@@ -79,9 +82,10 @@ def library_rate(tokenizer: Path, folder: Path) -> float:
                 break
     library.encode_batch_fast(texts[:TOGETHER], add_special_tokens=False)
     began = time.perf_counter()
+    began_cpu = time.process_time()
     for first in range(0, len(texts), TOGETHER):
         library.encode_batch_fast(texts[first : first + TOGETHER], add_special_tokens=False)
-    return total / (time.perf_counter() - began)
+    return total / (time.perf_counter() - began), total / (time.process_time() - began_cpu)
 
 
 def memory_of(process: int) -> tuple[int, int]:
@@ -115,6 +119,7 @@ def memory_of(process: int) -> tuple[int, int]:
 def run_command(words: Sequence[str | Path]) -> dict[str, Any]:
     """Run `mlbert prepare tokens` and return its time, peak memory and output."""
     began = time.perf_counter()
+    began_cpu = children_cpu_seconds()
     command = [sys.executable, "-m", "mlbert", "prepare", "tokens", *map(str, words)]
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
@@ -129,7 +134,20 @@ def run_command(words: Sequence[str | Path]) -> dict[str, Any]:
         said = output.read()
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{said}")
-    return {"seconds": seconds, "rss": most_rss, "pss": most_pss, "output": said}
+    cpu_seconds = children_cpu_seconds() - began_cpu
+    return {
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "rss": most_rss,
+        "pss": most_pss,
+        "output": said,
+    }
+
+
+def children_cpu_seconds() -> float:
+    """Return the CPU seconds of all ended child processes."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def planned(output: str) -> dict[str, float]:
@@ -165,7 +183,9 @@ def run(tokenizer: Path, num_bytes: int, workers: Sequence[int], work: Path) -> 
         "runs": [],
     }
     if load_tokenizer(tokenizer).library is not None:
-        record["library_bytes_per_second"] = library_rate(tokenizer, text)
+        by_clock, by_cpu = library_rate(tokenizer, text)
+        record["library_bytes_per_second"] = by_clock
+        record["library_bytes_per_cpu_second"] = by_cpu
     for number in workers:
         out = work / f"out-{number}"
         words: list[str | Path] = [
@@ -183,6 +203,7 @@ def run(tokenizer: Path, num_bytes: int, workers: Sequence[int], work: Path) -> 
             "workers": number,
             "disk": size_of(out),
             "bytes_per_second": made / result["seconds"],
+            "bytes_per_cpu_second": made / result["cpu_seconds"],
             "planned": plan,
         }
         record["runs"].append(result)
