@@ -31,8 +31,10 @@ def static_attention(
     alibi_slopes: Tensor | None = None,
     window: int | None = None,
     rotations: Tensor | None = None,
+    order: Tensor | None = None,
 ) -> Tensor:
     """Compute plain attention with shapes independent of `cu_seqlens`: all token pairs, masked."""
+    del order
     assert alibi_slopes is None
     assert window is None
     assert rotations is None

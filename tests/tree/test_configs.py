@@ -217,6 +217,28 @@ def test_fp8_machines_have_an_fp8_variant_that_differs_only_in_the_precision(
         assert {k for k in own | other if own.get(k) != other.get(k)} == names
 
 
+def test_published_uses_of_the_gradient_buffer_are_tested(tree_root: Path) -> None:
+    """A gradient that is neither cleared nor overwritten would train wrongly without a sign.
+
+    tests/unit/training/test_step.py covers formats, graphs and accumulation, and clipping without
+    graphs; tests/dist/test_poisoned_gradients.py covers reductions between ranks.
+    """
+    resolved = [resolved_yaml(path, tree_root) for path in YAML_CONFIGS]
+    for path in CONFIG_FILES:
+        values = exports_after(path)
+        if values["RECIPE"] != TENSORFLOW2:
+            resolved.append(resolved_shell(values))
+    assert len(resolved) > 10
+    for one in resolved:
+        compute = one.config[ComputeConfig]
+        distributed = one.config[DistributedConfig]
+        assert compute.cuda_graph_mode in ("none", "segmented", "full_iteration")
+        assert distributed.gradient_clipping in ("after", "before", "buckets")
+        if distributed.gradient_clipping != "after":
+            assert compute.cuda_graph_mode == "none", "not tested: clipping before in a graph"
+            assert distributed.sharded_optimizer == "off", "not tested: clipping before, sharded"
+
+
 def test_generated_files_are_up_to_date(tree_root: Path) -> None:
     made = runpy.run_path(str(tree_root / "tools/write_generated.py"))
     for name in ("RESET", "SETTINGS", "ERRORS", "RECORDS"):

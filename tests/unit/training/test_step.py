@@ -2,8 +2,10 @@
 
 import functools
 import importlib.util
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +15,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from capturable import SETTINGS, SHAPE, TensorLamb, select_capturable
+from emulated_cublaslt import Emulator, compile_emulator
 from host_batches import made_up_batches
 from mlbert.data.batches import HostBatch, StaticShape
+from mlbert.distributed.bucket_clipping import BucketClippingReducer
 from mlbert.distributed.capture import Capture, NoCapture
 from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.world import World
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.ops import api as ops
+from mlbert.ops import cublaslt
+from mlbert.ops import forms as registry
 from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
@@ -32,6 +38,7 @@ PACKS = 3
 SEED = 5
 RATES = (0.01, 0.02, 0.005, 0.03)
 LONGEST = SHAPE.max_position_embeddings
+LINEAR_OPS = ("linear", "linear_qkv", "linear_gelu", "feed_forward")
 LARGE = StaticShape.of_packs(PACKS, LONGEST, 3, LONGEST, 5)
 
 
@@ -56,7 +63,12 @@ def steps(accumulation: int, packs: int = PACKS) -> list[list[HostBatch]]:
 
 class Trainer:
     def __init__(
-        self, dtype=torch.float32, products=None, shape=SHAPE, make_optimizer=TensorLamb
+        self,
+        dtype=torch.float32,
+        products=None,
+        shape=SHAPE,
+        make_optimizer=TensorLamb,
+        make_sync=None,
     ) -> None:
         self.model = BertForPreTraining(shape, dtype, fp8_products=products)
         self.model.initialize(SEED)
@@ -64,9 +76,8 @@ class Trainer:
         self.flat = FlatParameters(self.model.ordered_parameters())
         self.optimizer = make_optimizer(self.flat)
         buckets = cut_buckets(self.flat.offsets, self.flat.numel, self.flat.numel)
-        self.sync = GradientReducer(
-            self.flat.parameters, self.flat.grad, self.flat.offsets, World(), buckets, None
-        )
+        reduced = (self.flat.parameters, self.flat.grad, self.flat.offsets, World(), buckets)
+        self.sync = make_sync(*reduced) if make_sync else GradientReducer(*reduced, None)
 
     def state(self) -> list[Tensor]:
         tensors = (
@@ -97,8 +108,14 @@ class Trainer:
         return step
 
     def run(
-        self, step: Step, accumulation: int, packs: int = PACKS, count: int = len(RATES)
+        self,
+        step: Step,
+        accumulation: int,
+        packs: int = PACKS,
+        count: int = len(RATES),
+        before: Callable[[], object] = lambda: None,
     ) -> list[list[Tensor]]:
+        """Return the results of steps; call `before` before each."""
         history = []
         for i, (batches, lr) in enumerate(
             zip(steps(accumulation, packs)[:count], RATES[:count], strict=True)
@@ -106,6 +123,7 @@ class Trainer:
             counts = [
                 sum(column) for column in zip(*map(self.objective.counts, batches), strict=True)
             ]
+            before()
             result = step(batches, SEED, i, self.objective.divisors(counts), lr)
             norm = torch.tensor(result.grad_norm, dtype=torch.float64)
             history.append([result.loss_sum.clone(), norm, *self.state()])
@@ -282,6 +300,87 @@ def test_a_step_is_the_loss_the_gradient_and_the_update():
     assert float(found[0]) == pytest.approx(total, rel=1e-12)
     assert float(found[1]) == float(norm)
     assert torch.equal(found[2], plain.flat.data)
+
+
+@pytest.fixture
+def emulated_cublaslt(tmp_path):
+    """Linear layers in bfloat16 as on a GPU."""
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc on PATH")
+    compile_emulator(tmp_path / "cublaslt.so")
+    cublaslt.use(Emulator(tmp_path / "cublaslt.so").library)
+    registry.select_each(dict.fromkeys(LINEAR_OPS, "cublaslt") | {"attention": "static"}, "cpu")
+    yield
+    cublaslt.use(None)
+
+
+def poison(flat: FlatParameters) -> None:
+    flat.padded_grad.fill_(torch.nan)
+
+
+def poisoned_and_clean(
+    accumulation: int, mode: GraphMode | None, capture: Callable[[], Capture], **options: Any
+) -> None:
+    """Assert that NaN in all gradients before each step changes nothing, of four steps."""
+    histories = []
+    for is_poisoned in (False, True):
+        trainer = Trainer(**options)
+        if mode is None:
+            step = trainer.step()
+        else:
+            step = trainer.graphed(mode, accumulation, capture())
+        before = functools.partial(poison, trainer.flat) if is_poisoned else lambda: None
+        histories.append(trainer.run(step, accumulation, before=before))
+        if mode is None:  # a replay leaves no trace on the host
+            places = trainer.flat._places
+            assert any(place.was_overwritten for place in places), "else all are cleared"
+    clean, found = histories
+    assert all(values[0].isfinite() and values[1].isfinite() for values in clean)
+    assert same(found, clean)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("mode", [None, *GraphMode])
+def test_no_step_reads_the_gradients_of_the_one_before(mode, accumulation):
+    """Gradients that products overwrite are not cleared; in FP8, products do."""
+    poisoned_and_clean(accumulation, mode, RecordedGraph, dtype=torch.bfloat16, products=Products())
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("mode", [None, GraphMode.FULL_ITERATION])
+def test_no_step_with_cublaslt_reads_the_gradients_of_the_one_before(
+    emulated_cublaslt, mode, accumulation
+):
+    poisoned_and_clean(accumulation, mode, NoCapture, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("clipping", ["before", "buckets"])
+def test_no_clipping_reads_the_gradients_of_the_step_before(clipping, accumulation):
+    def make_sync(*reduced: Any) -> GradientReducer:
+        if clipping == "before":
+            return GradientReducer(*reduced, 1.0)
+        return BucketClippingReducer(*reduced, max_norm=1.0, accumulation=accumulation)
+
+    poisoned_and_clean(
+        accumulation,
+        None,
+        RecordedGraph,
+        dtype=torch.bfloat16,
+        products=Products(),
+        make_sync=make_sync,
+    )
+
+
+def test_steps_after_one_that_was_not_finite_are_finite():
+    """Its gradients of NaN are overwritten, or cleared."""
+    trainer = Trainer(torch.bfloat16, Products())
+    step = trainer.step()
+    trainer.run(step, 1, count=1)
+    assert step(steps(1)[1], SEED, 0, (0.0, 0.0), 0.1).skipped
+    assert trainer.flat.grad.isnan().any()
+    for norm in (values[1] for values in trainer.run(step, 1, count=2)):
+        assert norm.isfinite()
 
 
 def test_skipped_step_changes_nothing():

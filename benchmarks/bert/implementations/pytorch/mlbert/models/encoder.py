@@ -238,11 +238,13 @@ class Positions(NamedTuple):
     """Position information for the attention of one layer; None for the kinds that it does not use.
 
     Attributes:
+        order: `mlbert.ops.api.sequence_order` of the batch.
         slopes: ALiBi's, float32 [N].
         rotations: `mlbert.ops.api.rotations` of the batch.
         window: keys that a query sees on each side.
     """
 
+    order: Tensor
     slopes: Tensor | None
     rotations: Tensor | None = None
     window: int | None = None
@@ -448,6 +450,7 @@ class BertLayer(nn.Module):
             positions.slopes,
             window=positions.window,
             rotations=positions.rotations,
+            order=positions.order,
         )
         return context_TNH.reshape(-1, self.config.hidden_size)
 
@@ -533,19 +536,21 @@ class BertModel(nn.Module):
         return hidden.residual
 
     def _positions(self, batch: Batch) -> list[Positions]:
-        """Return the position information of each layer. Layers with one base share its
-        rotations."""
+        """Return the position information of each layer. All layers share the order of the
+        sequences, and those with one base its rotations.
+        """
         config = self.config
-        everywhere = Positions(cast(Tensor | None, self.alibi_slopes))
+        order = ops.sequence_order(batch.cu_seqlens)
+        everywhere = Positions(order, cast(Tensor | None, self.alibi_slopes))
         if not config.is_rotary:
             return [everywhere] * config.num_hidden_layers
         rotations = self._rotations(batch, config.rope_theta)
-        is_global = Positions(everywhere.slopes, rotations)
+        is_global = Positions(order, everywhere.slopes, rotations)
         if config.num_local_layers == 0:
             return [is_global] * config.num_hidden_layers
         if config.local_rope_theta != config.rope_theta:
             rotations = self._rotations(batch, config.local_rope_theta)
-        is_local = Positions(everywhere.slopes, rotations, config.local_window)
+        is_local = Positions(order, everywhere.slopes, rotations, config.local_window)
         layers = range(config.num_hidden_layers)
         return [is_local if config.is_local(layer) else is_global for layer in layers]
 

@@ -7,7 +7,7 @@ registered by the loaders in `mlbert.ops.config.FORMS`.
 from __future__ import annotations
 
 from mlbert.ops import cublaslt, fmha, fp8, fp8_casts
-from mlbert.ops.attention import attention, capture_obstacle
+from mlbert.ops.attention import attention, capture_obstacle, sequence_order
 from mlbert.ops.dropout import Key, dropout_key, dropout_keys
 from mlbert.ops.dropout import keep_mask as dropout_keep_mask
 from mlbert.ops.embedding import embedding_sum

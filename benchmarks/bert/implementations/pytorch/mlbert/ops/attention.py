@@ -38,6 +38,7 @@ FMHA_LENGTH = 512  # tokens
 # Correct bfloat16 results differ by about 0.3 %; a wrong instruction
 # or layout causes more than 10 %.
 _TILE_TOLERANCE = 0.02
+ORDER = "sequence_order"  # the op, in the registry
 _EVERYTHING = -1  # the kernels' window for whole sequences
 
 
@@ -51,6 +52,7 @@ def attention(
     alibi_slopes: Tensor | None = None,
     window: int | None = None,
     rotations: Tensor | None = None,
+    order: Tensor | None = None,
 ) -> Tensor:
     """Return dropout(softmax(Q K^T / sqrt(H) + bias)) V within each sequence, bidirectional.
 
@@ -73,14 +75,28 @@ def attention(
             and biases are the same with and without it.
         rotations: float32 [T, H], `mlbert.ops.api.rotations` of the tokens: queries and keys are
             rotated first (`mlbert.ops.rotary`). None means no rotation. Not differentiated.
+        order: `sequence_order` of the sequences, which layers share; None computes it here.
 
     Returns:
         [T, N, H] of the dtype of qkv; zero for tokens after the last sequence.
     """
     assert window is None or window >= 0, f"window {window}"
     return registry.implementation("attention", qkv)(
-        qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes, window, rotations
+        qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes, window, rotations, order
     )
+
+
+def sequence_order(cu_seqlens: Tensor) -> Tensor:
+    """Return the numbers of the sequences, int32 [S], the longest first, in a stable order: kernels
+    begin with the longest, so that all programs or threads finish together.
+    """
+    order: Tensor = registry.fastest_exact(ORDER, cu_seqlens.device.type)(cu_seqlens)
+    return order
+
+
+@registry.register_exact(ORDER, "plain")
+def _plain_order(cu_seqlens: Tensor) -> Tensor:
+    return cu_seqlens.diff().argsort(descending=True, stable=True).int()
 
 
 def capture_obstacle(
@@ -134,12 +150,13 @@ def _native(
     alibi_slopes: Tensor | None = None,
     window: int | None = None,
     rotations: Tensor | None = None,
+    order: Tensor | None = None,
 ) -> Tensor:
     """Run `attention` with a C kernel."""
     del max_seqlen
     tiles = qkv.dtype == torch.bfloat16 and qkv.shape[3] % TILE_HEAD_SIZE == 0 and tiles_work()
     return native_attention(
-        qkv, cu_seqlens, dropout_p, key, rows, alibi_slopes, window, rotations, tiles=tiles
+        qkv, cu_seqlens, dropout_p, key, rows, alibi_slopes, window, rotations, order, tiles=tiles
     )
 
 
@@ -152,6 +169,7 @@ def native_attention(
     alibi_slopes: Tensor | None = None,
     window: int | None = None,
     rotations: Tensor | None = None,
+    order: Tensor | None = None,
     *,
     tiles: bool,
 ) -> Tensor:
@@ -169,6 +187,7 @@ def native_attention(
         alibi_slopes,
         window,
         None if rotations is None else rotations.contiguous(),
+        sequence_order(cu_seqlens) if order is None else order,
     )
 
 
@@ -203,12 +222,10 @@ def tiles_work() -> bool:
 class _NativeAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cu_seqlens: Tensor, *settings: Any) -> Tensor:
-        tiles, threshold, key, rows, slopes, window, rotations = settings
+        tiles, threshold, key, rows, slopes, window, rotations, order = settings
         check_attention(qkv, rows, threshold, slopes, rotations)
         num_tokens, _, num_heads, head_size = qkv.shape
         lengths = cu_seqlens.diff()
-        # Long sequences first, so that the threads finish together.
-        order = lengths.argsort(descending=True, stable=True).int()
         ctx.longest = int(lengths.max())
         ctx.end = int(cu_seqlens[-1])
         assert int(cu_seqlens[0]) == 0 <= int(lengths.min()), "cu_seqlens must increase from 0"
@@ -237,7 +254,7 @@ class _NativeAttention(torch.autograd.Function):
         function = library().attention_tiles_backward if ctx.tiles else library().attention_backward
         arguments, _scratch = _arguments(ctx, *inputs)
         function(*arguments, pointer(statistics), pointer(d_out, d_qkv.dtype), pointer(d_qkv))
-        return (d_qkv, *[None] * 8)
+        return (d_qkv, *[None] * 9)
 
 
 def _arguments(

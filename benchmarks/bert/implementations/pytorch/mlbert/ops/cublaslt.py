@@ -28,7 +28,14 @@ from mlbert.ops import cublaslt_library
 from mlbert.ops import forms as registry
 from mlbert.ops.cublaslt_library import AUX_MULTIPLE, Epilogue, Library
 from mlbert.ops.linear import gelu, gelu_backward, needs_gradient
-from mlbert.ops.weights import gradient_room, in_type, joined, written
+from mlbert.ops.weights import (
+    GradientRoom,
+    gradient_room,
+    in_type,
+    kept_sum,
+    vector_gradients,
+    written,
+)
 
 _override: Library | None = None
 
@@ -104,11 +111,11 @@ class _CublasLtLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, parts: int, has_other_users: bool, *tensors: Tensor) -> Tensor:
         ctx.weights = tensors[:parts]
         biases = tensors[parts:]
-        ctx.bias_types = [bias.dtype for bias in biases]
+        ctx.biases = biases
         ctx.has_other_users = has_other_users
         x = x.contiguous()
         weight = in_type(ctx.weights, x.dtype)
-        bias = joined(biases).to(x.dtype) if biases else None
+        bias = in_type(biases, x.dtype) if biases else None
         ctx.save_for_backward(x, weight)
         if bias is None or parts == 1:
             return F.linear(x, weight, bias)
@@ -119,13 +126,17 @@ class _CublasLtLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         d_out = d_out.contiguous()
         d_bias = None
-        if ctx.bias_types:
+        room = gradient_room(ctx.biases) if ctx.biases else None
+        if room is not None and not room.adds:
+            d_bias = room.out
+        elif ctx.biases:
+            room = None  # no epilogue adds to a sum
             d_bias = d_out.new_empty(d_out.shape[1], dtype=_gradient_type(ctx.weights, d_out))
         d_weights = _weight_gradients(
             library(), ctx.weights, d_out, x, d_bias, last=not ctx.has_other_users
         )
         d_x = d_out @ weight if ctx.needs_input_grad[0] else None
-        d_biases = () if d_bias is None else d_bias.to(ctx.bias_types[0]).chunk(len(ctx.weights))
+        d_biases = () if d_bias is None else vector_gradients(ctx.biases, d_bias, room)
         return d_x, None, None, *d_weights, *d_biases
 
 
@@ -142,21 +153,24 @@ class _FusedLinearGelu(torch.autograd.Function):
     ) -> Tensor:
         ctx.lt = lt
         ctx.weight = weight
-        ctx.bias_type = bias.dtype
+        ctx.bias = bias
         ctx.exact = exact
         x = x.contiguous()
         narrow = in_type((weight,), x.dtype)
-        out, pre = _bias_gelu(lt, x, narrow, bias.to(x.dtype), exact, needs_gradient)
+        narrow_bias = in_type((bias,), x.dtype)
+        out, pre = _bias_gelu(lt, x, narrow, narrow_bias, exact, needs_gradient)
         ctx.save_for_backward(x, narrow, pre)
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, pre = ctx.saved_tensors
-        d_pre, d_bias = gelu_backward(d_out.contiguous(), pre, ctx.exact)
+        room = gradient_room((ctx.bias,))
+        d_pre, total = gelu_backward(d_out.contiguous(), pre, ctx.exact, room)
+        (d_bias,) = vector_gradients((ctx.bias,), total, room)
         (d_weight,) = _weight_gradients(ctx.lt, (ctx.weight,), d_pre, x)
         d_x = d_pre @ weight if ctx.needs_input_grad[1] else None
-        return None, d_x, d_weight, d_bias.to(ctx.bias_type), None, None
+        return None, d_x, d_weight, d_bias, None, None
 
 
 class _FusedFeedForward(torch.autograd.Function):
@@ -173,12 +187,12 @@ class _FusedFeedForward(torch.autograd.Function):
     ) -> Tensor:
         ctx.lt = lt
         ctx.weights = (w1, w2)
-        ctx.bias_type = b1.dtype
+        ctx.bias = b1
         ctx.exact = exact
         x = x.contiguous()
         w1 = in_type((w1,), x.dtype).contiguous()
         w2 = in_type((w2,), x.dtype).contiguous()
-        inner, pre = _bias_gelu(lt, x, w1, b1.to(x.dtype), exact, needs_gradient)
+        inner, pre = _bias_gelu(lt, x, w1, in_type((b1,), x.dtype), exact, needs_gradient)
         ctx.save_for_backward(x, w1, w2, inner, pre)
         return F.linear(inner, w2)
 
@@ -188,10 +202,12 @@ class _FusedFeedForward(torch.autograd.Function):
         first, second = ctx.weights
         d_out = d_out.contiguous()
         (d_w2,) = _weight_gradients(ctx.lt, (second,), d_out, inner)
-        d_pre, d_b1 = _gelu_backward(ctx.lt, d_out, w2, pre, ctx.exact)
+        room = gradient_room((ctx.bias,))
+        d_pre, total = _gelu_backward(ctx.lt, d_out, w2, pre, ctx.exact, room)
+        (d_b1,) = vector_gradients((ctx.bias,), total, room)
         (d_w1,) = _weight_gradients(ctx.lt, (first,), d_pre, x)
         d_x = d_pre @ w1 if ctx.needs_input_grad[1] else None
-        return None, d_x, d_w1, d_b1.to(ctx.bias_type), d_w2, None, None
+        return None, d_x, d_w1, d_b1, d_w2, None, None
 
 
 def _product(
@@ -249,27 +265,37 @@ def bias_gelu_apart(
 
 
 def _gelu_backward(
-    lt: Library | None, d_out: Tensor, weight: Tensor, pre: Tensor, exact: bool
+    lt: Library | None,
+    d_out: Tensor,
+    weight: Tensor,
+    pre: Tensor,
+    exact: bool,
+    room: GradientRoom | None,
 ) -> tuple[Tensor, Tensor]:
     """Return (d_out W) gelu'(pre), [T, F], for d_out [T, D] and W [D, F],
-    and its sum over tokens [F].
+    and its sum over tokens [F], in the room if there is one.
     """
     if _has_gelu(lt, exact, pre.dtype, pre.shape[1]):
         d_pre = torch.empty_like(pre)
         d_bias = pre.new_empty(pre.shape[1])
         if _product(lt, d_pre, d_out, weight, epilogue=Epilogue.DGELU_BGRAD, bias=d_bias, aux=pre):
-            return d_pre, d_bias
-    return gelu_backward_apart(lt, d_out, weight, pre, exact)
+            return d_pre, kept_sum(d_bias, room)
+    return gelu_backward_apart(lt, d_out, weight, pre, exact, room)
 
 
 def gelu_backward_apart(
-    lt: Library | None, d_out: Tensor, weight: Tensor, pre: Tensor, exact: bool = False
+    lt: Library | None,
+    d_out: Tensor,
+    weight: Tensor,
+    pre: Tensor,
+    exact: bool = False,
+    room: GradientRoom | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (d_out W) gelu'(pre) and its sum over tokens, by a product and a kernel."""
     d_inner = torch.empty_like(pre)
     if not _product(lt, d_inner, d_out, weight):
         torch.mm(d_out, weight, out=d_inner)
-    return gelu_backward(d_inner, pre, exact)
+    return gelu_backward(d_inner, pre, exact, room)
 
 
 def _weight_gradients(

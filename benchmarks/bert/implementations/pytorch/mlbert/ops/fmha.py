@@ -125,11 +125,13 @@ def attention(
     alibi_slopes: Tensor | None = None,
     window: int | None = None,
     rotations: Tensor | None = None,
+    order: Tensor | None = None,
 ) -> Tensor:
     """See `mlbert.ops.attention.attention`.
 
     Longer sequences, windows, other head sizes and wider dtypes run plain.
     """
+    del order
     is_supported = (
         qkv.dtype in HALF_TYPES
         and qkv.shape[3] == FMHA_HEAD_SIZE

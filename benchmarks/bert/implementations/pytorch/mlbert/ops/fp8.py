@@ -59,7 +59,15 @@ from mlbert.ops.fp8_scaling import (
     FP8Scaling,
     Quantized,
 )
-from mlbert.ops.weights import gradient_room, in_type, joined, written
+from mlbert.ops.weights import (
+    GradientRoom,
+    gradient_room,
+    in_type,
+    joined,
+    kept_sum,
+    vector_gradients,
+    written,
+)
 
 Scales = tuple[Tensor, Tensor]  # reciprocals of two factors' scales, float32 scalars
 
@@ -301,10 +309,21 @@ def feed_forward(
     return _hidden(outputs, reader)
 
 
-def cast(op: str, table: FP8Scaling, row: int, kind: int, *arguments: Any, **options: Any) -> Any:
+def cast(
+    op: str,
+    table: FP8Scaling,
+    row: int,
+    kind: int,
+    *arguments: Any,
+    room: GradientRoom | None = None,
+    **options: Any,
+) -> Any:
     """Run a quantising op with the table's scale for a tensor of this kind.
 
     Until the scales are calibrated, run it twice, first only to find the maximum.
+
+    Args:
+        room: memory for the gradients of vectors, if the op computes any.
     """
     form = registry.implementation(op, arguments[0])
     scale = table.scale[row, kind]
@@ -312,6 +331,8 @@ def cast(op: str, table: FP8Scaling, row: int, kind: int, *arguments: Any, **opt
         seen = torch.zeros_like(scale)
         form(*arguments, scale=scale, amax=seen, **options)
         table.calibrate(row, kind, seen)
+    if room is not None:
+        options["room"] = room
     return form(*arguments, scale=scale, amax=table.counter(row, kind), **options)
 
 
@@ -397,7 +418,7 @@ class _FP8Linear(torch.autograd.Function):
         bias = joined(biases).to(x.dtype) if biases else None
         ctx.place = (table, row)
         ctx.weights = weights
-        ctx.types = [tensor.dtype for tensor in tensors]
+        ctx.biases = biases
         if small is None and (products.forward or products.weight_gradient):
             small = quantize(x, table, row, INPUT)
         copies = None
@@ -424,17 +445,18 @@ class _FP8Linear(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         table, row = ctx.place
-        has_bias = len(ctx.types) > len(ctx.weights)
         products = table.products_of(row)
         d_out = d_out.contiguous()
         small: Any = None
         d_x = None
         d_bias = None
+        room = gradient_room(ctx.biases) if ctx.biases else None
         if not (products.input_gradient or products.weight_gradient):
-            d_bias = d_out.sum(0, dtype=torch.float32) if has_bias else None
-        elif has_bias:
+            if ctx.biases:
+                d_bias = kept_sum(d_out.sum(0, dtype=torch.float32), room)
+        elif ctx.biases:
             small, d_bias = cast(
-                "fp8_quantize_sum", table, row, GRADIENT, d_out, dtype=TYPES[GRADIENT]
+                "fp8_quantize_sum", table, row, GRADIENT, d_out, dtype=TYPES[GRADIENT], room=room
             )
         else:
             small = quantize(d_out, table, row, GRADIENT)
@@ -445,11 +467,10 @@ class _FP8Linear(torch.autograd.Function):
         if products.weight_gradient:
             d_weights = _weight_gradients(small, x, table, row, ctx.weights)
         else:
-            d_weights = (d_out.t() @ x).to(ctx.types[0]).chunk(len(ctx.weights))
-        d_biases: Sequence[Tensor] = []
+            d_weights = (d_out.t() @ x).to(ctx.weights[0].dtype).chunk(len(ctx.weights))
+        d_biases: Sequence[Tensor | None] = []
         if d_bias is not None:
-            num_biases = len(ctx.types) - len(ctx.weights)
-            d_biases = d_bias.to(ctx.types[-1]).chunk(num_biases)
+            d_biases = vector_gradients(ctx.biases, d_bias, room)
         return d_x, None, None, None, None, *d_weights, *d_biases
 
 
@@ -474,10 +495,10 @@ class _AttentionOutput(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         x, w, *saved = ctx.saved_tensors
         table, row = ctx.place
-        norm = _norm_backward(ctx, d_out, d_twin, saved, table, row)
+        norm, d_norm = _norm_backward(ctx, d_out, d_twin, saved, table, row)
         d_context = _input_gradient(norm.x, w, table, row, norm.residual.dtype)
         (d_weight,) = _weight_gradients(norm.x, x, table, row, (ctx.weight,))
-        return d_context, norm.residual, d_weight, None, None, None, *_norm_gradients(ctx, norm)
+        return d_context, norm.residual, d_weight, None, None, None, *d_norm
 
 
 class _FP8FeedForward(torch.autograd.Function):
@@ -505,7 +526,7 @@ class _FP8FeedForward(torch.autograd.Function):
         ctx.place = (table, row)
         ctx.weights = (w1, w2)
         ctx.exact = exact
-        ctx.bias_type = b1.dtype
+        ctx.bias = b1
         ctx.save_for_backward(
             small.columns, inner.columns, pre, b1, first.columns, second.columns, *saved
         )
@@ -518,8 +539,9 @@ class _FP8FeedForward(torch.autograd.Function):
         x, inner, pre, b1, first, second, *saved = ctx.saved_tensors
         table, row = ctx.place
         w1, w2 = ctx.weights
-        norm = _norm_backward(ctx, d_out, d_twin, saved, table, row + 1)
+        norm, d_norm = _norm_backward(ctx, d_out, d_twin, saved, table, row + 1)
         (d_w2,) = _weight_gradients(norm.x, inner, table, row + 1, (w2,))
+        room = gradient_room((ctx.bias,))
         d_pre, d_b1 = cast(
             "fp8_product_gelu_backward",
             table,
@@ -533,22 +555,23 @@ class _FP8FeedForward(torch.autograd.Function):
             b1,
             ctx.exact,
             dtype=TYPES[GRADIENT],
+            room=room,
         )
+        (d_bias,) = vector_gradients((ctx.bias,), d_b1, room)
         d_x = _input_gradient(d_pre, first, table, row, pre.dtype)
         (d_w1,) = _weight_gradients(d_pre, x, table, row, (w1,))
-        d_b1 = d_b1.to(ctx.bias_type)
         return (
             d_x,
             norm.residual,
             None,
             d_w1,
-            d_b1,
+            d_bias,
             d_w2,
             None,
             None,
             None,
             None,
-            *_norm_gradients(ctx, norm),
+            *d_norm,
         )
 
 
@@ -576,7 +599,7 @@ def _norm(
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*small)
     ctx.dropout = (dropout_p, key)
-    ctx.vector_types = (gain.dtype, shift.dtype, x_bias.dtype)
+    ctx.vectors = (x_bias, gain, shift)  # in the order of their sums
     return out, small, [*saved, gain, rows]
 
 
@@ -587,14 +610,17 @@ def _norm_backward(
     saved: Sequence[Any],
     table: FP8Scaling,
     row: int,
-) -> NormGradients:
-    """Return the norm's gradients, with that of x quantized for the linear layer in `row`."""
+) -> tuple[NormGradients, tuple[Tensor | None, ...]]:
+    """Return the norm's gradients, with that of x quantized for the linear layer in `row`, and the
+    gradients of the arguments ``norm`` of `attention_output`.
+    """
     *passed, gain, rows = saved
     if d_out is None:
         d_out = d_twin
         d_twin = None
     assert d_out is not None, "at least one reader must have a gradient"
     dropout_p, key = ctx.dropout
+    room = gradient_room(ctx.vectors)
     gradients: NormGradients = cast(
         "fp8_dropout_add_layer_norm_backward",
         table,
@@ -607,17 +633,10 @@ def _norm_backward(
         dropout_p,
         key,
         rows,
+        room=room,
     )
-    return gradients
-
-
-def _norm_gradients(ctx: Any, norm: NormGradients) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the arguments ``norm`` of `attention_output`."""
-    gain_type, shift_type, bias_type = ctx.vector_types
-    d_gain = norm.weight.to(gain_type)
-    d_shift = norm.bias.to(shift_type)
-    d_bias = norm.x_bias.to(bias_type)
-    return d_gain, d_shift, None, None, None, None, d_bias
+    d_bias, d_gain, d_shift = vector_gradients(ctx.vectors, gradients.sums, room)
+    return gradients, (d_gain, d_shift, None, None, None, None, d_bias)
 
 
 def _hidden(outputs: tuple[Tensor, ...], reader: int | None) -> Hidden:

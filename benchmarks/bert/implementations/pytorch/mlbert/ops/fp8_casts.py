@@ -20,6 +20,7 @@ from mlbert.ops import forms as registry
 from mlbert.ops import reference
 from mlbert.ops.dropout import Key
 from mlbert.ops.fp8_scaling import GRADIENT, INPUT, TYPES, Quantized, padded_tokens
+from mlbert.ops.weights import GradientRoom, kept_sum
 
 
 class NormSaved(NamedTuple):
@@ -42,15 +43,13 @@ class NormGradients(NamedTuple):
         residual: [T, D] of the activations' dtype.
         x: gradient in the activations' dtype, times the scale, in e5m2, rows [T, D]
             and columns [D, U].
-        x_bias: float32 [D], the sum over tokens of the unrounded gradient of x.
-        weight, bias: float32 [D].
+        sums: float32 [3 D], the gradients of x_bias (the sum over tokens of the unrounded gradient
+            of x), weight and bias.
     """
 
     residual: Tensor
     x: Quantized
-    x_bias: Tensor
-    weight: Tensor
-    bias: Tensor
+    sums: Tensor
 
 
 def _plain_quantize(
@@ -70,9 +69,14 @@ def _plain_quantize(
 
 
 def _plain_quantize_sum(
-    x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype
+    x: Tensor,
+    scale: Tensor,
+    amax: Tensor,
+    dtype: torch.dtype,
+    room: GradientRoom | None = None,
 ) -> tuple[Quantized, Tensor]:
-    return _plain_quantize(x, scale, amax, dtype), x.sum(0, dtype=torch.float32)
+    total = x.sum(0, dtype=torch.float32)
+    return _plain_quantize(x, scale, amax, dtype), kept_sum(total, room)
 
 
 def plain_gelu(
@@ -90,12 +94,13 @@ def plain_gelu_backward(
     scale: Tensor,
     amax: Tensor,
     dtype: torch.dtype,
+    room: GradientRoom | None = None,
 ) -> tuple[Quantized, Tensor]:
     form = "none" if exact else "tanh"
     d_pre = torch.ops.aten.gelu_backward(
         d_out.float(), pre.float() + bias.float(), approximate=form
     )
-    return _plain_quantize(d_pre, scale, amax, dtype), d_pre.sum(0)
+    return _plain_quantize(d_pre, scale, amax, dtype), kept_sum(d_pre.sum(0), room)
 
 
 def _plain_norm_forward(
@@ -146,6 +151,7 @@ def _plain_norm_backward(
     rows: Tensor | None,
     scale: Tensor,
     amax: Tensor,
+    room: GradientRoom | None = None,
 ) -> NormGradients:
     """Return the gradients of `_plain_norm_forward`,
     with that of x in e5m2 for the linear layer that computed x.
@@ -160,6 +166,7 @@ def _plain_norm_backward(
         weight, dropout_p, key, rows: as in the forward pass.
         scale: float32 scalar; quantized = d_x * scale.
         amax: float32 scalar, raised to the largest |d_x|.
+        room: memory for the three sums, float32 [3 D].
     """
     d = d_out.float() if d_twin is None else d_out.float() + d_twin.float()
     normal = (saved.total.float() - saved.mean[:, None]) * saved.inverse[:, None]
@@ -168,7 +175,8 @@ def _plain_norm_backward(
     d_total = centred * saved.inverse[:, None]
     d_x = reference.apply_dropout(d_total, dropout_p, key, rows)
     small = _plain_quantize(d_x.to(d_out.dtype), scale, amax, TYPES[GRADIENT])
-    return NormGradients(d_total.to(d_out.dtype), small, d_x.sum(0), (d * normal).sum(0), d.sum(0))
+    sums = kept_sum(torch.cat([d_x.sum(0), (d * normal).sum(0), d.sum(0)]), room)
+    return NormGradients(d_total.to(d_out.dtype), small, sums)
 
 
 for _name in ("plain", "native"):

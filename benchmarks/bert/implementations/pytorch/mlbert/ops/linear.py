@@ -27,7 +27,7 @@ from mlbert.ops.native_library import (
     token_chunk,
     token_chunks,
 )
-from mlbert.ops.weights import in_type, joined
+from mlbert.ops.weights import GradientRoom, in_type, joined, kept_sum
 
 
 def linear_qkv(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, *biases: Tensor) -> Tensor:
@@ -104,11 +104,13 @@ def gelu(pre: Tensor, exact: bool) -> Tensor:
     return registry.implementation("gelu", pre)(pre, exact)
 
 
-def gelu_backward(d_out: Tensor, pre: Tensor, exact: bool) -> tuple[Tensor, Tensor]:
+def gelu_backward(
+    d_out: Tensor, pre: Tensor, exact: bool, room: GradientRoom | None = None
+) -> tuple[Tensor, Tensor]:
     """Return d_out gelu'(pre), all contiguous [T, F], and its sum over tokens, float32 [F]:
-    the bias gradient.
+    the bias gradient, in the room if there is one.
     """
-    d_pre, d_bias = registry.implementation("gelu_backward", pre)(d_out, pre, exact)
+    d_pre, d_bias = registry.implementation("gelu_backward", pre)(d_out, pre, exact, room)
     return d_pre, d_bias
 
 
@@ -120,9 +122,11 @@ def _gelu(pre: Tensor, exact: bool) -> Tensor:
 
 @registry.register("gelu_backward", "plain")
 @registry.register("gelu_backward", "native")
-def _gelu_backward(d_out: Tensor, pre: Tensor, exact: bool) -> tuple[Tensor, Tensor]:
+def _gelu_backward(
+    d_out: Tensor, pre: Tensor, exact: bool, room: GradientRoom | None = None
+) -> tuple[Tensor, Tensor]:
     d_pre = torch.ops.aten.gelu_backward(d_out, pre, approximate="none" if exact else "tanh")
-    return d_pre, d_pre.sum(0, dtype=torch.float32)
+    return d_pre, kept_sum(d_pre.sum(0, dtype=torch.float32), room)
 
 
 # The C kernels compute it inside of `gated_feed_forward`.

@@ -64,6 +64,7 @@ def attention(
     alibi_slopes: Tensor | None = None,
     window: int | None = None,
     rotations: Tensor | None = None,
+    order: Tensor | None = None,
     *,
     widen: Callable[[Tensor], Tensor] = _wide,
 ) -> Tensor:
@@ -73,7 +74,7 @@ def attention(
 
     ``widen`` converts qkv to the dtype of the products and probabilities.
     """
-    del max_seqlen
+    del max_seqlen, order
     num_heads, head_size = qkv.shape[2:]
     threshold = dropout_threshold(dropout_p)
     if rotations is not None:

@@ -27,14 +27,22 @@ class WeightPlace(Protocol):
     @property
     def is_clear(self) -> bool: ...
 
-    def gradient_changes(self, is_clear: bool) -> None: ...
+    def before_adding(self) -> None: ...
+
+    def after_writing(self) -> None: ...
 
 
 class GradientRoom(NamedTuple):
-    """Memory for a weight's gradient, float32 [F, D], and whether to add to its content."""
+    """Memory for the gradient of a weight, float32 [F, D], or of a vector, float32 [F], and whether
+    to add to its content.
+    """
 
     out: Tensor
     adds: bool
+
+    def keep(self, gradient: Tensor) -> Tensor:
+        """Write or add a gradient of this shape, of any dtype. Return the memory."""
+        return self.out.add_(gradient) if self.adds else self.out.copy_(gradient)
 
 
 def in_type(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -52,7 +60,7 @@ def in_type(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def gradient_room(parts: Sequence[Tensor]) -> GradientRoom | None:
-    """Return the memory that a product may write the weight's gradient to,
+    """Return the memory that an op may write the gradient of a weight or of vectors to,
     followed by `written`; None for autograd.
     """
     places = [place for part in parts if (place := _place(part)) is not None and part.requires_grad]
@@ -61,11 +69,43 @@ def gradient_room(parts: Sequence[Tensor]) -> GradientRoom | None:
     out = neighbors([grad for part in parts if (grad := part.grad) is not None])
     if out is None or out.shape[0] != sum(part.shape[0] for part in parts):
         return None
-    return GradientRoom(out, adds=not all(place.is_clear for place in places))
+    adds = not all(place.is_clear for place in places)
+    if adds:
+        for place in places:
+            place.before_adding()
+    return GradientRoom(out, adds)
+
+
+def room_to_add(part: Tensor) -> Tensor | None:
+    """Return the memory that an op may add some rows of a gradient to, followed by `written`; None
+    for autograd.
+    """
+    place = _place(part)
+    if place is None or part.grad is None or not part.requires_grad:
+        return None
+    place.before_adding()
+    return part.grad
+
+
+def vector_gradients(
+    parts: Sequence[Tensor], total: Tensor, room: GradientRoom | None
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of vectors that are in one tensor; None if an op has written them to the
+    room, which is complete now.
+    """
+    if room is None:
+        return total.to(parts[0].dtype).chunk(len(parts))
+    written(parts)
+    return (None,) * len(parts)
+
+
+def kept_sum(total: Tensor, room: GradientRoom | None) -> Tensor:
+    """Return a sum over tokens, in the room if there is one."""
+    return total if room is None else room.keep(total)
 
 
 def written(parts: Sequence[Tensor], last: bool = True) -> None:
-    """Record that a product has written the weight's gradient.
+    """Record that an op has written the gradient of a weight or of vectors.
 
     Args:
         last: whether the gradient is complete, so that hooks run now. If False, autograd adds
@@ -74,7 +114,7 @@ def written(parts: Sequence[Tensor], last: bool = True) -> None:
     for part in parts:
         place = _place(part)
         assert place is not None, "call gradient_room first"
-        place.gradient_changes(is_clear=False)
+        place.after_writing()
         if last and not _autograd_runs_hooks():
             for hook in (getattr(part, "_post_accumulate_grad_hooks", None) or {}).values():
                 hook(part)

@@ -48,26 +48,53 @@ class ParameterPlace:
     """State of one parameter's buffers that the model's matrix products use;
     reached as the parameter's `place`.
 
+    Args:
+        gradient: the parameter's gradient.
+
     Attributes:
         copy: the weights rounded to the activations' dtype,
             kept up to date by the optimizer (None: there is no copy).
+        was_overwritten: this step's first write to the gradient did not read it, so the next step
+            need not zero it.
+        is_stale: the gradient is an earlier step's. It is to be overwritten, or zeroed first.
     """
 
-    copy: Tensor | None = None
-    _cleared: bool | None = None
+    def __init__(self, gradient: Tensor) -> None:
+        self.copy: Tensor | None = None
+        self.was_overwritten = False
+        self.is_stale = False
+        self._gradient = gradient
+        self._cleared: bool | None = None
 
     @property
     def is_clear(self) -> bool:
-        """Whether the gradient is zero, so that a product may overwrite it instead of adding to it.
+        """Whether the gradient is zero or stale, so that a product may overwrite it instead of
+        adding to it.
 
         A CUDA graph that captures both the clearing and the write replays both. A graph that does
         not capture the clearing has to add.
         """
         return self._cleared == _is_capturing()
 
-    def gradient_changes(self, is_clear: bool) -> None:
-        """Record that the gradient was cleared or written to."""
-        self._cleared = _is_capturing() if is_clear else None
+    def begin(self, is_stale: bool) -> None:
+        """Record that a step begins: the gradient has been zeroed, or is stale."""
+        self._cleared = _is_capturing()
+        self.is_stale = is_stale
+        self.was_overwritten = False
+
+    def before_adding(self) -> None:
+        """Zero a stale gradient. Call it before anything is added to the gradient."""
+        if self.is_stale:
+            self._gradient.zero_()
+        self.is_stale = False
+        self._cleared = None
+
+    def after_writing(self) -> None:
+        """Record that an op has overwritten the gradient if it was clear, else added to it."""
+        if self.is_clear:
+            self.was_overwritten = True
+        self.is_stale = False
+        self._cleared = None
 
 
 def _is_capturing() -> bool:
@@ -129,20 +156,17 @@ class FlatParameters:
         self.padded_copy: Tensor | None = None
         self.data = self.padded_data[:total]
         self.grad = self.padded_grad[:total]
-        self._places = [ParameterPlace() for _ in pairs]
-        views = zip(
-            self.parameters,
-            self._places,
-            self._split(self.data),
-            self._split(self.grad),
-            strict=True,
-        )
+        gradients = self._split(self.grad)
+        self._places = [ParameterPlace(gradient) for gradient in gradients]
+        self._stale: list[ParameterPlace] = []
+        self._guarded: set[int] = set()  # indices of parameters, see `_guard`
+        views = zip(self.parameters, self._places, self._split(self.data), gradients, strict=True)
         for parameter, place, data, grad in views:
             data.copy_(parameter.data)
             parameter.data = data
             parameter.grad = grad
             parameter.place = place  # type: ignore[attr-defined]
-        self._note_cleared()
+            place.begin(is_stale=False)
 
     @property
     def numel(self) -> int:
@@ -168,7 +192,68 @@ class FlatParameters:
         Do not use a module's own `zero_grad()`: it drops the views.
         """
         self.padded_grad.zero_()
-        self._note_cleared()
+        self._stale = []
+        for place in self._places:
+            place.begin(is_stale=False)
+
+    def begin_gradients(self) -> None:
+        """Zero the gradients, except for those that products overwrote in the step before and are
+        expected to overwrite again.
+
+        Call `finish_gradients` after each backward pass. Whatever the passes do, the gradients are
+        then the same as after `zero_grad`: what is added to an expected one zeroes it before, and
+        what nothing wrote is zeroed then.
+
+        The passes must run between this call and the next: with CUDA graphs, one graph captures
+        them all.
+        """
+        expected = [
+            place.was_overwritten and parameter.requires_grad
+            for place, parameter in zip(self._places, self.parameters, strict=True)
+        ]
+        if not any(expected):
+            self.zero_grad()
+            return
+        for start, stop in self._runs_without(expected):
+            self.padded_grad[start:stop].zero_()
+        self._stale = []
+        for index, place in enumerate(self._places):
+            place.begin(is_stale=expected[index])
+            if expected[index]:
+                self._guard(index)
+                self._stale.append(place)
+
+    def finish_gradients(self) -> None:
+        """Zero the gradients of this step that no backward pass has written."""
+        for place in self._stale:
+            if place.is_stale:
+                place.before_adding()
+        self._stale = []
+
+    def _guard(self, index: int) -> None:
+        """Have autograd zero the parameter's gradient before it adds to it, if it is stale."""
+        if index not in self._guarded:
+            self._guarded.add(index)
+            place = self._places[index]
+            self.parameters[index].register_hook(lambda gradient: place.before_adding())
+
+    def _runs_without(self, left_out: Sequence[bool]) -> list[tuple[int, int]]:
+        """Return start and stop of the runs of adjacent parameters that are not left out, and those
+        of the padding, which a factor that is not finite may have made NaN.
+        """
+        runs: list[tuple[int, int]] = []
+        for segment, is_left_out in zip(self.segments, left_out, strict=True):
+            stop = segment.offset + segment.numel
+            if is_left_out:
+                continue
+            if runs and runs[-1][1] == segment.offset:
+                runs[-1] = (runs[-1][0], stop)
+            else:
+                runs.append((segment.offset, stop))
+        padded = self.padded_grad.numel()
+        if padded > self.numel:
+            runs.append((self.numel, padded))
+        return runs
 
     def keep_copy(self, dtype: torch.dtype | None) -> None:
         """Keep a second copy of the weights in this dtype,
@@ -184,10 +269,6 @@ class FlatParameters:
         )
         for place, copy in zip(self._places, copies, strict=True):
             place.copy = copy
-
-    def _note_cleared(self) -> None:
-        for place in self._places:
-            place.gradient_changes(is_clear=True)
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
         """Split a buffer of the same length (weights, gradients, an optimizer's moments) into one

@@ -2,8 +2,9 @@
 
 Nothing waits for the host, so a CUDA graph can capture a complete update.
 
-    sum_squares     the gradient's sum of squares per block, in float64; summed over ranks
-    begin           one program adds the blocks in order: norm, clip factor, update count, bias
+    sum_squares     the gradient's sum of squares per `SQUARED_BLOCKS` blocks, in float64; summed
+                    over ranks
+    begin           one program adds these sums in order: norm, clip factor, update count, bias
                     corrections; if the norm is not finite, the count is unchanged and the passes
                     below return at once
     one_pass        optimizers other than Adam's: state and weights; done
@@ -40,6 +41,9 @@ from mlbert.optim.flat import MOST_STATES, Blocks, Piece
 from mlbert.optim.shared_weights import Layout
 
 BLOCK = 4096  # elements
+# That one program squares. With one, `begin` had 82,080 sums of BERT-large to add, in 0.14 ms on
+# an H200.
+SQUARED_BLOCKS = 16
 SUM_BLOCK = 1024  # block sums added at a time
 NUM_WARPS = 8
 MAX_ALIGNMENT = 16  # elements
@@ -130,7 +134,7 @@ class TritonUpdate:
         self._first_blocks = table(cut.first, torch.int32)
         num_owners = len(cut.first) - 1
         self._grad_sums = torch.empty(
-            triton.cdiv(self._numel, BLOCK), dtype=torch.float64, device=device
+            triton.cdiv(self._numel, SQUARED_BLOCKS * BLOCK), dtype=torch.float64, device=device
         )
         self._block_sums = torch.empty(
             2, max(1, len(cut.offsets)), dtype=torch.float32, device=device
@@ -163,7 +167,7 @@ class TritonUpdate:
             sums = self._known_norm.square().reshape(1)
         else:
             sum_squares_kernel[(len(self._grad_sums),)](
-                grad, self._grad_sums, self._numel, **options
+                grad, self._grad_sums, self._numel, BLOCKS=SQUARED_BLOCKS, **options
             )
             sums = self._grad_sums
             if self._layout.size > 1:
@@ -304,15 +308,18 @@ class _Tables:
 
 
 @triton.jit
-def sum_squares_kernel(grad, sums, numel: tl.constexpr, BLOCK: tl.constexpr):
-    """Write sums [N / BLOCK] float64 = sum of squares of each block of grad float32 [N].
+def sum_squares_kernel(grad, sums, numel: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the sums of squares of BLOCKS blocks each, float64, of grad float32 [N].
 
-    Grid: N / BLOCK.
+    Grid: N / (BLOCKS * BLOCK).
     """
-    block = tl.program_id(0)
-    place = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(grad + place, mask=place < numel, other=0.0).to(tl.float64)
-    tl.store(sums + block, tl.sum(value * value, 0))
+    first = tl.program_id(0).to(tl.int64) * (BLOCKS * BLOCK)
+    total = tl.zeros([BLOCK], tl.float64)
+    for number in range(BLOCKS):
+        place = first + number * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(grad + place, mask=place < numel, other=0.0).to(tl.float64)
+        total += value * value
+    tl.store(sums + tl.program_id(0), tl.sum(total, 0))
 
 
 @triton.jit

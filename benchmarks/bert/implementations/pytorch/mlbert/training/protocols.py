@@ -205,6 +205,14 @@ class FlatBuffers(Protocol):
     def zero_grad(self) -> None:
         """Zero the gradients."""
 
+    def begin_gradients(self) -> None:
+        """Zero the gradients that the backward passes to come do not overwrite."""
+
+    def finish_gradients(self) -> None:
+        """Zero those that a backward pass was expected to overwrite but did not. Call it after each
+        pass, before anything reads the gradients.
+        """
+
 
 class GradientSync(Protocol):
     """Reduction of the gradients between backward and update."""

@@ -385,7 +385,12 @@ class Step:
     def _step(
         self, graph: _StepGraph | None, batches: Iterable[HostBatch], num_batches: int, lr: float
     ) -> Tensor:
-        self._clear()
+        if graph:
+            # Its products add, because its micro-batches share one graph.
+            self._flat.zero_grad()
+        else:
+            self._flat.begin_gradients()
+        self._loss_sum.zero_()
         if graph and self._model.is_calibrated:
             self._model.refresh()  # once for all micro-batches: their graph only reads the copies
         for i, batch in enumerate(batches):
@@ -395,6 +400,7 @@ class Step:
                 _replay(graph)
             else:
                 self._forward_backward(batch.to(self._device))
+                self._flat.finish_gradients()
         self._sync.finish()
         norm = self._optimizer.step(lr)
         self._end()
@@ -417,10 +423,12 @@ class Step:
 
     def _iteration(self, targets: Sequence[Batch]) -> None:
         self._model.weights_changed()
-        self._clear()
+        self._flat.begin_gradients()
+        self._loss_sum.zero_()
         for i, batch in enumerate(self._timed(targets)):
             self._sync.prepare(last=i == len(targets) - 1)
             self._forward_backward(batch)
+            self._flat.finish_gradients()
         self._sync.finish()
         self._optimizer.launch()
         self._end()
@@ -429,10 +437,6 @@ class Step:
         if self._loss_scale:
             self._loss_scale.update(self._optimizer.grad_norm)
         self._model.end_step(self._over_ranks)
-
-    def _clear(self) -> None:
-        self._flat.zero_grad()
-        self._loss_sum.zero_()
 
     def _forward_backward(self, batch: Batch) -> None:
         loss = self._objective.loss(self._model, batch, self._keys, self._divisors)

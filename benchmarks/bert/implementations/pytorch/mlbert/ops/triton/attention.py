@@ -34,7 +34,7 @@ from torch import Tensor
 
 from mlbert.ops import forms as registry
 from mlbert.ops import reference
-from mlbert.ops.attention import TRITON_HEAD_SIZES
+from mlbert.ops.attention import ORDER, TRITON_HEAD_SIZES, sequence_order
 from mlbert.ops.dropout import dropout_threshold
 from mlbert.ops.native_library import check_attention
 from mlbert.ops.triton.attention_backward import (
@@ -67,6 +67,7 @@ def attention(
     alibi_slopes=None,
     window=None,
     rotations=None,
+    order=None,
 ):
     """See `mlbert.ops.attention.attention`; head sizes other than 32, 64 and 128 run plain.
 
@@ -97,6 +98,7 @@ def attention(
         alibi_slopes,
         window,
         None if rotations is None else rotations.contiguous(),
+        sequence_order(cu_seqlens) if order is None else order,
         has_backward,
     )
 
@@ -130,6 +132,7 @@ class _TritonAttention(torch.autograd.Function):
         slopes,
         window,
         rotations,
+        order,
         has_backward,
     ):
         check_attention(qkv, rows, threshold, slopes, rotations)
@@ -141,7 +144,6 @@ class _TritonAttention(torch.autograd.Function):
         if threshold and has_backward:
             shape = kept_bits_shape(num_tokens, cu_seqlens.numel() - 1, num_heads, max_seqlen)
             bits = torch.empty(shape, dtype=torch.int32, device=qkv.device)
-        order = descending_order(cu_seqlens)
         if rotations is not None:
             qkv = rotated(qkv, rotations)
         ctx.save_for_backward(qkv, cu_seqlens, order, slopes, bits, rotations, out, log_sums)
@@ -172,7 +174,7 @@ class _TritonAttention(torch.autograd.Function):
             attention_key_value_gradient_kernel[grid](**gradients, **arguments)
             if rotations is not None:
                 rotate_back(d_qkv, rotations)
-        return d_qkv, None, None, None, None, None, None, None, None, None
+        return d_qkv, None, None, None, None, None, None, None, None, None, None
 
 
 def _launch(kernel, ctx, qkv, cu_seqlens, order, slopes, bits) -> tuple[tuple[int], dict]:
@@ -208,8 +210,9 @@ def _launch(kernel, ctx, qkv, cu_seqlens, order, slopes, bits) -> tuple[tuple[in
     return grid, arguments
 
 
+@registry.register_exact(ORDER, "triton")
 def descending_order(cu_seqlens: Tensor) -> Tensor:
-    """Return sequence numbers int32 [S], longest first, stable."""
+    """See `mlbert.ops.attention.sequence_order`."""
     num_sequences = cu_seqlens.numel() - 1
     order = torch.empty(num_sequences, dtype=torch.int32, device=cu_seqlens.device)
     if num_sequences:

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlbert.ops.weights import GradientRoom, kept_sum
+
 ACTIVATION_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Programs per multiprocessor for kernels that loop over tiles,
 # and the number of processors without a GPU.
@@ -48,25 +50,40 @@ def walking_programs(device: torch.device) -> int:
     return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def sum_partials(partial: Tensor) -> Tensor:
+def sum_partials(partial: Tensor, room: GradientRoom | None = None) -> Tensor:
     """Return the sum over the first dimension of a contiguous float32 [P, ...],
-    bitwise reproducible.
+    bitwise reproducible; in the room, if there is one.
     """
     rows = partial.shape[0]
-    columns = partial[0].numel() if partial.shape[0] else 0
-    make = torch.empty if rows else torch.zeros
-    out = make(partial.shape[1:], dtype=torch.float32, device=partial.device)
-    if rows and columns:
+    shape = partial.shape[1:]
+    columns = shape.numel()
+    if not rows:
+        return kept_sum(torch.zeros(shape, dtype=torch.float32, device=partial.device), room)
+    if room is None:
+        out = torch.empty(shape, dtype=torch.float32, device=partial.device)
+    else:
+        out = room.out
+        assert out.shape == shape, f"room for {tuple(out.shape)}, not {tuple(shape)}"
+        assert out.is_contiguous(), "contiguous room expected"
+    if columns:
         grid = (triton.cdiv(columns, BLOCK_COLUMNS),)
         sum_partials_kernel[grid](
-            partial, out, rows, columns, BLOCK_ROWS=BLOCK_ROWS, BLOCK=BLOCK_COLUMNS
+            partial,
+            out,
+            rows,
+            columns,
+            ADDS=room is not None and room.adds,
+            BLOCK_ROWS=BLOCK_ROWS,
+            BLOCK=BLOCK_COLUMNS,
         )
     return out
 
 
 @triton.jit(do_not_specialize=["rows"])
-def sum_partials_kernel(partial, out, rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Compute out [N] = partial [P, N] summed over P, float32. Grid: N / BLOCK."""
+def sum_partials_kernel(
+    partial, out, rows, columns, ADDS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Write, or add, out [N] = partial [P, N] summed over P, float32. Grid: N / BLOCK."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK_ROWS, BLOCK], tl.float32)
     start = 0
@@ -77,4 +94,7 @@ def sum_partials_kernel(partial, out, rows, columns, BLOCK_ROWS: tl.constexpr, B
             partial + row[:, None].to(tl.int64) * columns + column[None, :], mask=inside, other=0.0
         )
         start += BLOCK_ROWS
-    tl.store(out + column, tl.sum(total, 0), mask=column < columns)
+    result = tl.sum(total, 0)
+    if ADDS:
+        result += tl.load(out + column, mask=column < columns, other=0.0)
+    tl.store(out + column, result, mask=column < columns)

@@ -4,7 +4,8 @@ Each table's gradient is a sum over tokens by id. For frequent rows ([MASK], the
 first positions) atomics would be slow and not deterministic. Instead, tokens are sorted by id
 (stable, on the device) and split into chunks. One program per chunk sums its runs of equal ids and
 writes those within the chunk; runs that may continue in a neighboring chunk are joined in order by
-a second kernel. Sizes do not depend on the data, and there is no host synchronization.
+a second kernel. Each row has one writer, so rows can be added to a gradient in place. Sizes do not
+depend on the data, and there is no host synchronization.
 
 Legend: T tokens, D hidden, V rows of a table, C chunks of sorted tokens.
 """
@@ -21,6 +22,7 @@ from torch import Tensor
 from mlbert.ops import forms as registry
 from mlbert.ops import reference
 from mlbert.ops.triton.device import ACTIVATION_TYPES
+from mlbert.ops.weights import room_to_add, written
 
 CHUNK = 64  # tokens
 JOIN_ROWS = 16
@@ -42,9 +44,9 @@ def embedding_sum(input_ids, segment_ids, position_ids, word, position, segment,
 
 class _TritonEmbeddingSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, ids, dtype, *tables):
+    def forward(ctx, ids, dtype, *parameters):
         ids = [x.contiguous() for x in ids]
-        tables = [table.contiguous() for table in tables]
+        tables = [table.contiguous() for table in parameters]
         assert len({x.shape for x in ids}) == 1, "three ids per token"
         assert len({table.shape[1] for table in tables}) == 1, "tables must have the same width"
         tokens = ids[0].numel()
@@ -57,31 +59,45 @@ class _TritonEmbeddingSum(torch.autograd.Function):
                 *ids, *tables, out, *rows, hidden, BLOCK=block, num_warps=_warps(block)
             )
         ctx.save_for_backward(*ids)
-        ctx.tables = [(table.shape[0], table.dtype) for table in tables]
+        ctx.tables = parameters
         return out
 
     @staticmethod
     def backward(ctx, d_out):
         d_out = d_out.contiguous()
         gradients = []
-        for ids, (rows, dtype) in zip(ctx.saved_tensors, ctx.tables, strict=True):
-            gradients.append(sum_rows_by_id(ids, d_out, rows).to(dtype))
+        for ids, table in zip(ctx.saved_tensors, ctx.tables, strict=True):
+            room = room_to_add(table)
+            gradient = sum_rows_by_id(ids, d_out, table.shape[0], room)
+            if room is None:
+                gradients.append(gradient.to(table.dtype))
+            else:
+                written((table,))
+                gradients.append(None)
         return None, None, *gradients
 
 
-def sum_rows_by_id(ids: Tensor, values: Tensor, num_rows: int) -> Tensor:
+def sum_rows_by_id(
+    ids: Tensor, values: Tensor, num_rows: int, room: Tensor | None = None
+) -> Tensor:
     """Return out[r] = the sum of the rows of `values` with id r, in a fixed order.
 
     Args:
         ids: int64 [T]; ids outside 0..num_rows-1 are ignored.
         values: [T, D] float32 or bfloat16, contiguous.
         num_rows: V.
+        room: float32 [V, D] to add the sums to, which is returned; by default new memory.
 
     Returns:
         float32 [V, D].
     """
     tokens, hidden = values.shape
-    out = torch.zeros(num_rows, hidden, dtype=torch.float32, device=values.device)
+    if room is None:
+        out = torch.zeros(num_rows, hidden, dtype=torch.float32, device=values.device)
+    else:
+        out = room
+        assert out.is_contiguous(), "contiguous gradient expected"
+    adds = room is not None
     if tokens == 0:
         return out
     sorted_ids, order = torch.sort(ids.to(torch.int32), stable=True)
@@ -100,6 +116,7 @@ def sum_rows_by_id(ids: Tensor, values: Tensor, num_rows: int) -> Tensor:
         tokens,
         num_rows,
         hidden=hidden,
+        ADDS=adds,
         CHUNK=CHUNK,
         BLOCK=block,
         num_warps=_warps(block),
@@ -118,6 +135,7 @@ def sum_rows_by_id(ids: Tensor, values: Tensor, num_rows: int) -> Tensor:
             last_ends,
             num_rows,
             hidden=hidden,
+            ADDS=adds,
             CHUNK=CHUNK,
             BLOCK_ROWS=JOIN_ROWS,
             BLOCK=JOIN_COLUMNS,
@@ -156,16 +174,24 @@ def embedding_forward_kernel(
 
 
 @triton.jit
-def _store_run(out, heads, tails, chunk, run, total, columns, num_rows, hidden, enters, leaves):
+def _store_row(out, row, total, columns, hidden, inside, ADDS: tl.constexpr):
+    """Store, or add, a sum [D] in a row."""
+    place = out + row.to(tl.int64) * hidden + columns
+    if ADDS:
+        total += tl.load(place, mask=inside, other=0.0)
+    tl.store(place, total, mask=inside)
+
+
+@triton.jit
+def _store_run(
+    out, heads, tails, chunk, run, total, columns, num_rows, hidden, enters, leaves,
+    ADDS: tl.constexpr,
+):  # fmt: skip
     """Store a run's sum: in its row, or in the chunk's head (began earlier)
     or tail (begins here and continues).
     """
     complete = (run >= 0) & (run < num_rows) & (not enters) & (not leaves)
-    tl.store(
-        out + run.to(tl.int64) * hidden + columns,
-        total,
-        mask=columns < tl.where(complete, hidden, 0),
-    )
+    _store_row(out, run, total, columns, hidden, columns < tl.where(complete, hidden, 0), ADDS)
     tl.store(heads + chunk * hidden + columns, total, mask=columns < tl.where(enters, hidden, 0))
     tl.store(
         tails + chunk * hidden + columns,
@@ -177,9 +203,9 @@ def _store_run(out, heads, tails, chunk, run, total, columns, num_rows, hidden, 
 @triton.jit(do_not_specialize=["tokens"])
 def embedding_sum_runs_kernel(
     values, sorted_ids, order, out, heads, tails, tokens, num_rows, hidden: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    ADDS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sum the runs of equal ids among CHUNK sorted tokens. Grid: C.
+    """Sum the runs of equal ids among CHUNK sorted tokens; with ADDS, add sums to rows. Grid: C.
 
     values: [T, D]; sorted_ids: int32 [T]; order: int64 [T]; out: float32 [V, D];
     heads, tails: float32 [C, D].
@@ -198,8 +224,9 @@ def embedding_sum_runs_kernel(
         row_id = tl.load(sorted_ids + place)
         if row_id != run:
             _store_run(
-                out, heads, tails, chunk, run, total, columns, num_rows, hidden, enters, False
-            )
+                out, heads, tails, chunk, run, total, columns, num_rows, hidden, enters, False,
+                ADDS,
+            )  # fmt: skip
             run = row_id
             enters = False
             total = tl.zeros([BLOCK], tl.float32)
@@ -209,13 +236,15 @@ def embedding_sum_runs_kernel(
         )
         place += 1
     leaves = (tl.load(sorted_ids + last, mask=last < tokens, other=-1) == run) & (last < tokens)
-    _store_run(out, heads, tails, chunk, run, total, columns, num_rows, hidden, enters, leaves)
+    _store_run(
+        out, heads, tails, chunk, run, total, columns, num_rows, hidden, enters, leaves, ADDS
+    )
 
 
 @triton.jit
 def embedding_join_runs_kernel(
-    sorted_ids, run_ends, out, heads, tails, num_rows, hidden: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    sorted_ids, run_ends, out, heads, tails, num_rows, hidden: tl.constexpr, ADDS: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the row of a run that begins in this chunk and continues:
     its tail plus the following heads.
@@ -241,4 +270,4 @@ def embedding_join_runs_kernel(
             )
             total += tl.sum(part, 0)
             start += BLOCK_ROWS
-        tl.store(out + run.to(tl.int64) * hidden + columns, total, mask=columns < hidden)
+        _store_row(out, run, total, columns, hidden, columns < hidden, ADDS)

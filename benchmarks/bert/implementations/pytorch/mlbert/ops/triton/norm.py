@@ -11,8 +11,6 @@ Legend: T tokens, D hidden, P programs, R rows of a tile, C its columns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
@@ -25,6 +23,7 @@ from mlbert.ops.native_library import check_rows
 from mlbert.ops.triton.cast import cast_transpose
 from mlbert.ops.triton.device import ACTIVATION_TYPES, sum_partials, walking_programs
 from mlbert.ops.triton.mask import keep, key_argument, load_key, row_hash
+from mlbert.ops.weights import gradient_room, written
 
 # elements per program of each of its tensors
 FORWARD_TILE = 4096
@@ -70,10 +69,10 @@ def quantized_norm(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias,
 
 @registry.register("fp8_dropout_add_layer_norm_backward", "triton")
 def quantized_norm_gradients(
-    d_out, d_twin, saved, weight, dropout_p, key, rows, scale, amax
+    d_out, d_twin, saved, weight, dropout_p, key, rows, scale, amax, room=None
 ) -> NormGradients:
     """See `mlbert.ops.fp8_casts`."""
-    d_x, d_total, (d_weight, d_bias, d_x_bias) = _gradients(
+    d_x, d_total, sums = _gradients(
         d_out,
         d_twin,
         saved.total,
@@ -85,9 +84,10 @@ def quantized_norm_gradients(
         rows,
         drop_output=False,
         sums=3,
+        room=room,
     )
     small = cast_transpose(d_x, scale, amax, torch.float8_e5m2)
-    return NormGradients(d_total, small, d_x_bias, d_weight, d_bias)
+    return NormGradients(d_total, small, sums)
 
 
 class _TritonDropoutNorm(torch.autograd.Function):
@@ -106,8 +106,8 @@ class _TritonDropoutNorm(torch.autograd.Function):
         ctx.key = None if isinstance(key, Tensor) else key
         ctx.threshold = threshold
         ctx.drop_output = drop_output
-        ctx.bias_type = None if bias is None else bias.dtype
-        ctx.x_bias_type = None if x_bias is None else x_bias.dtype
+        # In the order of their sums.
+        ctx.vectors = (x_bias, weight, bias)
         return out, out.detach()
 
     @staticmethod
@@ -118,6 +118,10 @@ class _TritonDropoutNorm(torch.autograd.Function):
         if d_out is None:
             return (None,) * 10
         total, mean, inverse, weight, rows, key_on_device = ctx.saved_tensors
+        # The kernel sums the gradient of a bias whether there is one or not.
+        has_all = ctx.vectors[2] is not None
+        vectors = [vector for vector in ctx.vectors if vector is not None]
+        room = gradient_room(vectors) if has_all else None
         d_x, d_total, sums = _gradients(
             d_out,
             d_twin,
@@ -129,12 +133,18 @@ class _TritonDropoutNorm(torch.autograd.Function):
             ctx.key if key_on_device is None else key_on_device,
             rows,
             drop_output=ctx.drop_output,
-            sums=2 if ctx.x_bias_type is None else 3,
+            sums=2 if ctx.vectors[0] is None else 3,
+            room=room,
         )
         d_residual = None if ctx.drop_output else d_total
-        d_weight = sums[0].to(weight.dtype)
-        d_bias = None if ctx.bias_type is None else sums[1].to(ctx.bias_type)
-        d_x_bias = None if ctx.x_bias_type is None else sums[2].to(ctx.x_bias_type)
+        if room is None:
+            gradients = iter(sums.view(-1, total.shape[1]))
+            d_x_bias = None if ctx.vectors[0] is None else next(gradients).to(ctx.vectors[0].dtype)
+            d_weight = next(gradients).to(weight.dtype)
+            d_bias = next(gradients).to(ctx.vectors[2].dtype) if has_all else None
+        else:
+            written(vectors)
+            d_x_bias = d_weight = d_bias = None
         return d_x, d_residual, d_x_bias, d_weight, d_bias, None, None, None, None, None
 
 
@@ -178,10 +188,10 @@ def _forward(
 
 
 def _gradients(
-    d_out, d_twin, total, mean, inverse, weight, threshold, key, rows, drop_output, sums
-) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
-    """Return the gradients of x, of the sum, and float32 [D] of weight, bias and, if `sums` is 3,
-    x_bias; for d_out + d_twin (which may be None).
+    d_out, d_twin, total, mean, inverse, weight, threshold, key, rows, drop_output, sums, room=None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, of the sum, and float32 [sums D] of x_bias if `sums` is 3, weight
+    and bias, in the room if there is one; for d_out + d_twin (which may be None).
     """
     tokens, hidden = total.shape
     d_out = d_out.contiguous()
@@ -215,7 +225,7 @@ def _gradients(
             block,
             num_warps=_warps(2 * tile_rows * block),
         )
-    return d_x, d_total, sum_partials(partial).unbind(0)
+    return d_x, d_total, sum_partials(partial.flatten(1), room)
 
 
 def check_arguments(x, residual, vectors, rows, threshold) -> None:
@@ -388,8 +398,8 @@ def norm_backward_kernel(
     Grid: P.
 
     d_out, d_twin, total, d_total, d_x: [T, D]. d_twin is added to d_out and may be None. d_x is
-    None if it equals d_total. partial: float32 [P, SUMS, D], sums for weight, bias and, if SUMS is
-    3, x_bias.
+    None if it equals d_total. partial: float32 [P, SUMS, D], sums for x_bias if SUMS is 3, weight
+    and bias.
     """
     column = tl.arange(0, BLOCK)
     is_column = column < hidden
@@ -422,7 +432,8 @@ def norm_backward_kernel(
             sum_x_bias += tl.sum(tl.where(inside, result, 0.0), 0)
         start += tl.num_programs(0) * ROWS
     base = partial + tl.program_id(0) * SUMS * hidden + column
+    if SUMS == 3:
+        tl.store(base, sum_x_bias, mask=is_column)
+        base += hidden
     tl.store(base, sum_weight, mask=is_column)
     tl.store(base + hidden, sum_bias, mask=is_column)
-    if SUMS == 3:
-        tl.store(base + 2 * hidden, sum_x_bias, mask=is_column)

@@ -52,7 +52,7 @@ def product_gelu(a, b, inverses, bias, exact, scale, amax, dtype) -> tuple[Tenso
 
 @registry.register("fp8_product_gelu_backward", "fused")
 def product_gelu_backward(
-    a, b, inverses, fast, pre, bias, exact, scale, amax, dtype
+    a, b, inverses, fast, pre, bias, exact, scale, amax, dtype, room=None
 ) -> tuple[Quantized, Tensor]:
     """See `mlbert.ops.fp8._product_gelu_backward`.
 
@@ -60,11 +60,12 @@ def product_gelu_backward(
     """
     if exact or not fast:
         apart = registry.form("fp8_product_gelu_backward", "triton")
-        return apart(a, b, inverses, fast, pre, bias, exact, scale, amax, dtype)
+        return apart(a, b, inverses, fast, pre, bias, exact, scale, amax, dtype, room=room)
     partial = torch.empty(
         triton.cdiv(a.shape[0], ROWS), b.shape[0], dtype=torch.float32, device=a.device
     )
-    return _product(a, b, inverses, pre, bias, scale, amax, dtype, partial), sum_partials(partial)
+    copies = _product(a, b, inverses, pre, bias, scale, amax, dtype, partial)
+    return copies, sum_partials(partial, room)
 
 
 def _product(a, b, inverses, pre, bias, scale, amax, dtype, partial) -> Quantized:
