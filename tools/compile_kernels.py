@@ -36,6 +36,7 @@ from counted.access import bind_launch
 from mlbert.data.batches import HostBatch, StaticShape
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.ops.api import dropout_key
+from mlbert.ops.qkv_attention import AttentionArguments
 from mlbert.ops.triton import (
     cast,
     device,
@@ -49,6 +50,7 @@ from mlbert.ops.triton import (
     residual,
 )
 from mlbert.ops.triton.attention import attention
+from mlbert.ops.triton.qkv_attention import TritonAttentionForm
 from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import AdamW, StableAdamW
 from mlbert.optim.compiled import CompiledOptimizer
@@ -234,6 +236,20 @@ def _attention(
     )
 
 
+def _qkv_attention(quantized: bool) -> None:
+    """Record attention that sums, and for FP8 rounds, the gradient for the product before it."""
+    num_tokens = 4096
+    qkv = torch.empty(num_tokens, 3, 16, 64, dtype=torch.bfloat16, device=_META)
+    bounds, order, rows = (
+        torch.empty(n, dtype=torch.int32, device=_META) for n in (17, 16, num_tokens)
+    )
+    arguments = AttentionArguments(bounds, 512, 0.1, _key(True), rows, None, order)
+    scale, amax = torch.empty(2, device=_META) if quantized else (None, None)
+    form = TritonAttentionForm()
+    out, saved = form.forward(qkv, arguments)
+    form.backward(saved, out, torch.empty_like(out), None, scale, amax)
+
+
 def _tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return a leaf tensor on the meta device; it requires a gradient if its dtype allows one."""
     return torch.empty(*shape, dtype=dtype, device=_META, requires_grad=dtype.is_floating_point)
@@ -319,6 +335,8 @@ def _product(tokens: int = 4096) -> None:
     product.product_gelu_backward(
         d_out, weight, inverses, fast, pre, bias, exact, scale, amax, torch.float8_e5m2
     )
+    slopes, _ = product.product_slope(x, weight, inverses, bias, scale, amax, x.dtype)
+    product.product_slope_backward(d_out, weight, inverses, slopes, scale, amax, torch.float8_e5m2)
 
 
 def _gelu(dtype: torch.dtype, tokens: int = 4096) -> None:
@@ -378,6 +396,8 @@ def cases() -> dict[str, Callable[[], None]]:
         "attention H=64 bf16 local": lambda: _attention(64, half, 0.0, False, window=64),
         "attention H=64 bf16 local dropout": lambda: _attention(64, half, 0.1, False, window=64),
         "attention H=64 bf16 device key": lambda: _attention(64, half, 0.1, False, True),
+        "attention H=64 bf16 gradient sums": lambda: _qkv_attention(False),
+        "attention H=64 bf16 fp8 gradient": lambda: _qkv_attention(True),
         "norm D=1024 bf16 device key": lambda: _norm(1024, half, 0.1, device_key=True),
         "norm D=1024 bf16 dropout": lambda: _norm(1024, half, 0.1),
         "norm D=1024 bf16": lambda: _norm(1024, half, 0.0),

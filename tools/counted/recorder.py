@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from counted.access import access, bind_launch
 from counted.gpus import Gpu
@@ -214,6 +215,10 @@ class Recorder(TorchDispatchMode):
 
     def launch(self, kernel: JITFunction[Any], bound: dict[str, Any]) -> None:
         """Record a Triton kernel with its arguments."""
+        bound = {
+            name: value.base if isinstance(value, TensorDescriptor) else value
+            for name, value in bound.items()
+        }
         with torch._C.DisableTorchFunction():
             tensors = {name: value for name, value in bound.items() if isinstance(value, Tensor)}
             if strays := [name for name, value in tensors.items() if not value.is_meta]:
@@ -414,8 +419,8 @@ class RecordedCapture:
 
 
 @contextlib.contextmanager
-def recording(gpu: Gpu) -> Iterator[Recorder]:
-    """Simulate the GPU in the block, and record its operations."""
+def recording(gpu: Gpu, choice: str = "auto") -> Iterator[Recorder]:
+    """Simulate the GPU in the block, and record its operations, with this choice of OPS."""
     recorder = Recorder()
 
     def launch(
@@ -438,5 +443,5 @@ def recording(gpu: Gpu) -> Iterator[Recorder]:
         cublaslt.use(_Library(recorder))  # type: ignore[arg-type]
         context.callback(cublaslt.use, None)
         context.callback(ops.select, "auto")
-        ops.select("auto", DEVICE)
+        ops.select(choice, DEVICE)
         yield recorder

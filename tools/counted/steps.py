@@ -112,15 +112,20 @@ class Trained:
 
 
 def count(
-    config: BertConfig, packs: int, precision: str, gpu: Gpu, mode: str = "full_iteration"
+    config: BertConfig,
+    packs: int,
+    precision: str,
+    gpu: Gpu,
+    mode: str = "full_iteration",
+    choice: str = "auto",
 ) -> Counted:
     """Count a step of a model of this shape with LAMB on one GPU.
 
     Args:
         packs: number of full packs in the step's only micro-batch.
-        precision, mode: PRECISION and CUDA_GRAPH_MODE.
+        precision, mode, choice: PRECISION, CUDA_GRAPH_MODE and OPS.
     """
-    with recording(gpu) as recorder, models_on_the_device():
+    with recording(gpu, choice) as recorder, models_on_the_device():
         products = fp8_products(precision, DEVICE)
         model = BertForPreTraining(config, compute_dtype(precision, DEVICE), fp8_products=products)
         flat = FlatParameters(model.ordered_parameters())

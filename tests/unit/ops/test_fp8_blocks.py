@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mlbert.ops import api as ops
 from mlbert.ops import forms as registry
-from mlbert.ops import fp8, fp8_scaling, reference
+from mlbert.ops import fp8, fp8_casts, fp8_scaling, reference
 from unit.ops.op_inputs import randn
 
 BOUND = 2 * (2**-4 + 2**-3)  # twice half a rounding step of both formats
@@ -135,6 +135,58 @@ def test_fused_products_equal_separate_ones(
     ops.select("triton")
     for ours, separate in zip(found, run_two_steps(arguments, exact, fast), strict=True):
         assert float((ours - separate).norm()) <= 0.03 * float(separate.norm())
+
+
+def plain_slopes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Select the reference of products that keep GELU's derivative in a byte."""
+    for op in ("fp8_product_slope", "fp8_product_slope_backward"):
+        monkeypatch.setitem(registry._implementations[op], "reference", registry.form(op, "plain"))
+    names = dict.fromkeys(("fp8_product_slope", "fp8_product_slope_backward"), "reference")
+    registry.select_each(names)
+
+
+@pytest.mark.parametrize("tokens", [150, 1])
+def test_products_that_keep_slopes_equal_their_reference(use_triton, monkeypatch, tokens):
+    arguments = block_arguments(tokens, 48, 144, size=1e-6)
+    assert ops.select("slopes")["fp8_product_slope"] == "slopes"
+    found = run_two_steps(arguments, fast=True)
+    assert all(map(torch.equal, found, run_two_steps(arguments, fast=True)))
+    plain_slopes(monkeypatch)
+    for ours, plain in zip(found, run_two_steps(arguments, fast=True), strict=True):
+        assert float((ours - plain).norm()) <= 0.03 * float(plain.norm())
+
+
+@pytest.mark.parametrize(
+    ("exact", "fast", "is_used"), [(False, True, True), (True, True, False), (False, False, False)]
+)
+def test_slopes_are_kept_for_the_tanh_form_and_fast_accumulation_only(
+    monkeypatch, exact, fast, is_used
+):
+    """Elsewhere the product's bfloat16 numbers are kept, and the results are the same."""
+    arguments = block_arguments(33, 48, 144, size=1e-6)
+    ops.select("plain")
+    usual = run_two_steps(arguments, exact, fast)
+    plain_slopes(monkeypatch)
+    found = run_two_steps(arguments, exact, fast)
+    assert all(map(torch.equal, found, usual)) != is_used
+    for ours, plain in zip(found, usual, strict=True):
+        assert float((ours - plain).norm()) <= 0.03 * float(plain.norm())
+
+
+def test_error_of_a_slope_in_a_byte():
+    """Far below the rounding of gradients to e5m2, whose relative RMS error is 5e-2."""
+    y = torch.linspace(-8, 8, 100_001)
+    zero = torch.zeros(())
+    codes, _ = fp8_casts.plain_gelu_and_slope(
+        y[:, None], torch.zeros(1), False, torch.ones(()), zero, torch.float8_e4m3fn
+    )
+    slope = torch.ops.aten.gelu_backward(torch.ones_like(y), y, approximate="tanh")
+    kept = (codes[:, 0].float() - fp8_casts.SLOPE_ZERO) / fp8_casts.SLOPE_SCALE
+    assert (codes.min(), codes.max()) == (0, 252)
+    assert float((kept - slope).abs().max()) <= 0.5 / fp8_casts.SLOPE_SCALE + 1e-6
+    normal = y.abs() < 3
+    assert float((kept - slope)[normal].square().mean().sqrt()) < 1.5e-3
+    assert torch.equal(kept[[0, -1]], torch.tensor([0.0, 1.0]))
 
 
 @pytest.mark.parametrize(("width", "columns", "exact"), BLOCKS)

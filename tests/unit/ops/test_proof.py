@@ -91,13 +91,23 @@ def test_correct_implementations_are_kept(precision):
         "gelu",
         "fp8_product_gelu",
         "fp8_product_gelu_backward",
+        "fp8_product_slope",
+        "fp8_product_slope_backward",
     ],
 )
 def test_interpreted_kernels_pass(use_triton, op):
     """Kernels of other ops are not verified here, because the interpreter takes minutes."""
-    name = registry.select("fused")[op]
-    assert name == ("fused" if "product" in op else "triton")
+    name = registry.select("slopes")[op]
+    product_form = "slopes" if "slope" in op else "fused"
+    assert name == (product_form if "product" in op else "triton")
     assert proof.check(op, name, CPU, torch.bfloat16) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", ["qkv_attention", "fp8_qkv_attention"])
+def test_attention_that_sums_its_gradient_passes(use_triton, op):
+    assert registry.select("qkv")[op] == "qkv"
+    assert proof.check(op, "qkv", CPU, torch.bfloat16) == ""
 
 
 def test_every_op_is_verified():

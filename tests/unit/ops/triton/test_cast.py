@@ -109,3 +109,14 @@ def test_output_buffers_are_reused():
     copies = cast.cast_transpose(x, torch.tensor(2.0), torch.zeros(()), torch.float8_e4m3fn, out)
     assert copies is out
     assert torch.equal(out.rows.float(), (x * 2).to(torch.float8_e4m3fn).float())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bytes_are_transposed_and_padded(shape):
+    rows = randn(*shape).to(torch.float8_e5m2)
+    copies = cast.transposed_copy(rows)
+    assert copies.rows is rows
+    padding = copies.columns.shape[1] - shape[0]
+    assert 0 <= padding < 16
+    expected = F.pad(rows.float().t(), (0, padding))
+    assert torch.equal(copies.columns.float(), expected)

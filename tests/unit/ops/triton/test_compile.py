@@ -24,13 +24,21 @@ ARCH = 90
 ATTENTION = "attention H=64 bf16 dropout"
 # Bytes per thread that the gradient of keys and values spills with its limit of registers.
 LIMITED_SPILLS = 64
-WITHOUT_PRODUCTS = ("attention_order_kernel", "rotary_kernel")
+ROUNDING_SPILLS = 80  # where it also rounds to FP8
+WITHOUT_PRODUCTS = (
+    "attention_order_kernel",
+    "rotary_kernel",
+    "sum_partials_kernel",
+    "transpose_kernel",
+)
 EXCLUDED = ("fp32", "fp16", "ALiBi", "H=32", "D=768", "cast fp8 one token", "GELU one token")
 SLOW = (
     "attention H=64 bf16",
     "attention H=64 bf16 device key",
     "attention H=64 bf16 local dropout",
     "attention H=128 bf16 dropout",
+    "attention H=64 bf16 gradient sums",
+    "attention H=64 bf16 fp8 gradient",
     "norm D=1024 bf16",
     "norm D=1024 bf16 device key",
     "LAMB unaligned",
@@ -67,7 +75,8 @@ def test_kernels_compile(case):
         # The register limit of this kernel was measured to be faster.
         allowed = 0
         if report.kernel == "attention_key_value_gradient_kernel":
-            allowed = 0 if "local" in case else LIMITED_SPILLS
+            allowed = ROUNDING_SPILLS if "fp8" in case else LIMITED_SPILLS
+            allowed = 0 if "local" in case else allowed
         assert report.assembly.spilled <= allowed, (
             f"{report.kernel} spills {report.assembly.spilled} bytes per thread"
         )
@@ -189,13 +198,28 @@ def test_casts_stay_within_their_instruction_limits():
     assert {name: count for name, count in found.items() if count > limits[name]} == {}
 
 
-@pytest.mark.parametrize(("direction", "instructions"), [("forward", 1695), ("backward", 2577)])
-def test_fused_product_overlaps_gelu_of_one_block_with_products_of_another(direction, instructions):
-    """Two blocks share a multiprocessor, tiles move by TMA,
-    and each number's exponential is computed once.
+@pytest.mark.parametrize(
+    ("direction", "slopes", "instructions"),
+    [
+        ("forward", False, 1695),
+        ("backward", False, 2577),
+        ("forward", True, 2000),
+        ("backward", True, 1700),
+    ],
+)
+def test_fused_product_overlaps_gelu_of_one_block_with_products_of_another(
+    direction, slopes, instructions
+):
+    """Two blocks share a multiprocessor, tiles move by TMA, and each number's exponential is
+    computed once, or in backward not at all where forward has kept the derivative.
     """
     reports = [r for r in compiled("products fp8 GELU") if r.kernel == "product_kernel"]
-    (report,) = [r for r in reports if (r.arguments["partial"] is None) == (direction == "forward")]
+    (report,) = [
+        r
+        for r in reports
+        if (r.arguments["partial"] is None) == (direction == "forward")
+        and r.arguments["SLOPES"] == slopes
+    ]
     counts = sass.instructions(report.cubin)
     registers = report.assembly.registers
     spilled = report.assembly.spilled
@@ -204,7 +228,8 @@ def test_fused_product_overlaps_gelu_of_one_block_with_products_of_another(direc
     types = "e4m3.e4m3" if direction == "forward" else "e5m2.e4m3"
     assert report.ptx.count(f"wgmma.mma_async.sync.aligned.m64n128k32.f32.{types}") == 4
     assert not any(opcode.startswith(("LDG.E.128", "LDGSTS")) for opcode in counts)
-    assert counts["MUFU.EX2"] == 128 * 128 // (32 * report.warps)
+    has_exponentials = direction == "forward" or not slopes
+    assert counts["MUFU.EX2"] == has_exponentials * 128 * 128 // (32 * report.warps)
     assert counts.total() <= instructions  # 5 % above the counted
 
 

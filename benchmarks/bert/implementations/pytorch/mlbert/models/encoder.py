@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.batches import Batch
 from mlbert.ops import api as ops
-from mlbert.ops import fp8
+from mlbert.ops import cublaslt, fp8, qkv_attention
 from mlbert.ops.fp8_scaling import LINEARS_PER_LAYER, FP8Scaling, Products, Quantized
 
 # Linear layers of one encoder layer, in the order of the FP8 scales;
@@ -60,6 +60,22 @@ class LayerLinears:
     def qkv(self, hidden: Hidden, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
         """Return query, key and value, [T, 3 D]; see `mlbert.ops.api.linear_qkv`."""
         return ops.linear_qkv(hidden.product, *weights, *biases)
+
+    def attend(
+        self,
+        hidden: Hidden,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor],
+        num_heads: int,
+        arguments: ops.AttentionArguments,
+    ) -> Tensor | None:
+        """Return attention of query, key and value, [T, N, H], if one op computes both; else
+        None.
+        """
+        form = qkv_attention.chosen(qkv_attention.OP, hidden.product, num_heads)
+        if form is None:
+            return None
+        return cublaslt.qkv_attention(form, hidden.product, weights, biases, num_heads, arguments)
 
     def product(self, which: int, x: Tensor, weight: Tensor) -> Tensor:
         """Return x W^T for linear layer ``which``."""
@@ -113,6 +129,29 @@ class _SomeFp8(LayerLinears):
     def qkv(self, hidden: Hidden, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
         return fp8.linear(
             hidden.product, weights, biases, self._table, self._first + QKV, hidden.small
+        )
+
+    def attend(
+        self,
+        hidden: Hidden,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor],
+        num_heads: int,
+        arguments: ops.AttentionArguments,
+    ) -> Tensor | None:
+        form = qkv_attention.chosen(qkv_attention.FP8_OP, hidden.product, num_heads)
+        if form is None or not self._table.products_of(self._first + QKV).all:
+            return None
+        return fp8.attention(
+            form,
+            hidden.product,
+            weights,
+            biases,
+            num_heads,
+            arguments,
+            self._table,
+            self._first + QKV,
+            hidden.small,
         )
 
     def product(self, which: int, x: Tensor, weight: Tensor) -> Tensor:
@@ -377,9 +416,7 @@ class BertLayer(nn.Module):
             [T, D], or [R, D] if ``rows`` is given.
         """
         hidden = self._sublayer_input(hidden, self.attention)
-        context_TD = self._attend(
-            linears.qkv(hidden, *self._qkv_parameters()), batch, keys, positions
-        )
+        context_TD = self._attend(hidden, batch, keys, positions, linears)
         residual_TD = hidden.residual
         dropout_rows = batch.dropout_rows
         if rows is not None:
@@ -438,20 +475,36 @@ class BertLayer(nn.Module):
             self.output.dense.weight,
         )
 
-    def _attend(self, qkv: Tensor, batch: Batch, keys: Keys | None, positions: Positions) -> Tensor:
-        qkv = qkv.view(-1, 3, self.config.num_attention_heads, self.config.head_size)
+    def _attend(
+        self,
+        hidden: Hidden,
+        batch: Batch,
+        keys: Keys | None,
+        positions: Positions,
+        linears: LayerLinears,
+    ) -> Tensor:
+        weights, biases = self._qkv_parameters()
+        num_heads = self.config.num_attention_heads
         probability = self.config.attention_probs_dropout_prob
         mask = _mask(probability, keys, self.index, SITE_ATTENTION, batch.dropout_rows)
-        context_TNH = ops.attention(
-            qkv,
-            batch.cu_seqlens,
-            batch.max_seqlen,
-            *mask,
-            positions.slopes,
-            window=positions.window,
-            rotations=positions.rotations,
-            order=positions.order,
-        )
+        context_TNH = None
+        if biases and positions.window is None and positions.rotations is None:
+            arguments = ops.AttentionArguments(
+                batch.cu_seqlens, batch.max_seqlen, *mask, positions.slopes, positions.order
+            )
+            context_TNH = linears.attend(hidden, weights, biases, num_heads, arguments)
+        if context_TNH is None:
+            qkv = linears.qkv(hidden, weights, biases)
+            context_TNH = ops.attention(
+                qkv.view(-1, 3, num_heads, self.config.head_size),
+                batch.cu_seqlens,
+                batch.max_seqlen,
+                *mask,
+                positions.slopes,
+                window=positions.window,
+                rotations=positions.rotations,
+                order=positions.order,
+            )
         return context_TNH.reshape(-1, self.config.hidden_size)
 
     def _gated(self, x: Tensor, mask: Mask, linears: LayerLinears) -> Tensor:

@@ -27,5 +27,6 @@ from mlbert.ops.norm import (
     dropout_add_layer_norm_twice,
     layer_norm_dropout,
 )
+from mlbert.ops.qkv_attention import AttentionArguments
 from mlbert.ops.reference import apply_dropout
 from mlbert.ops.rotary import rotations

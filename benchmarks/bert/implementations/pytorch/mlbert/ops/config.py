@@ -40,6 +40,18 @@ FORMS = Registry(
             {"cpu": ("fused", "triton"), "cuda": ("fused", "cublaslt", "triton")},
             ("cuda",),
         ),
+        # Not timed by ``fastest``: its gain is in the two directions together, and in memory.
+        "slopes": Form(
+            "mlbert.ops.triton_loader:load_fused",
+            {
+                "cpu": ("slopes", "fused", "triton"),
+                "cuda": ("slopes", "fused", "cublaslt", "triton"),
+            },
+        ),
+        "qkv": Form(
+            "mlbert.ops.triton_loader:load_qkv",
+            {"cpu": ("qkv", "triton"), "cuda": ("qkv", "cublaslt", "triton")},
+        ),
         "fmha": Form(
             "mlbert.ops.fmha:check_device", {"cuda": ("fmha", "cublaslt", "triton")}, ("cuda",)
         ),

@@ -18,6 +18,7 @@ Legend: T tokens, D hidden, F columns of a weight's product.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from mlbert.ops import cublaslt_library
 from mlbert.ops import forms as registry
 from mlbert.ops.cublaslt_library import AUX_MULTIPLE, Epilogue, Library
 from mlbert.ops.linear import gelu, gelu_backward, needs_gradient
+from mlbert.ops.qkv_attention import AttentionArguments, AttentionForm
 from mlbert.ops.weights import (
     GradientRoom,
     gradient_room,
@@ -138,6 +140,60 @@ class _CublasLtLinear(torch.autograd.Function):
         d_x = d_out @ weight if ctx.needs_input_grad[0] else None
         d_biases = () if d_bias is None else vector_gradients(ctx.biases, d_bias, room)
         return d_x, None, None, *d_weights, *d_biases
+
+
+def qkv_attention(
+    form: AttentionForm,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    num_heads: int,
+    arguments: AttentionArguments,
+) -> Tensor:
+    """Return attention of the projections of x [T, D], [T, N, H]; see `mlbert.ops.qkv_attention`.
+
+    Args:
+        weights, biases: three [D, D] and three [D].
+    """
+    return _QkvAttention.apply(form, x, num_heads, arguments, *weights, *biases)
+
+
+class _QkvAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        form: AttentionForm,
+        x: Tensor,
+        num_heads: int,
+        arguments: AttentionArguments,
+        *tensors: Tensor,
+    ) -> Tensor:
+        ctx.form = form
+        ctx.weights = tensors[:3]
+        ctx.biases = tensors[3:]
+        x = x.contiguous()
+        weight = in_type(ctx.weights, x.dtype)
+        qkv = _with_bias(_library_if_any(x), x, weight, in_type(ctx.biases, x.dtype))
+        head_size = qkv.shape[1] // (3 * num_heads)
+        out, ctx.saved = form.forward(qkv.view(-1, 3, num_heads, head_size), arguments)
+        ctx.save_for_backward(x, weight, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, out = ctx.saved_tensors
+        room = gradient_room(ctx.biases)
+        d_qkv, total = ctx.form.backward(ctx.saved, out, d_out, room)
+        ctx.saved = None
+        d_biases = vector_gradients(ctx.biases, total, room)
+        d_weights = _weight_gradients(_library_if_any(x), ctx.weights, d_qkv, x)
+        d_x = d_qkv @ weight if ctx.needs_input_grad[1] else None
+        return None, d_x, None, None, *d_weights, *d_biases
+
+
+def _library_if_any(x: Tensor) -> Library | None:
+    """Return the library on a GPU, or one that was given to `use`."""
+    return library() if x.is_cuda or _override is not None else None
 
 
 class _FusedLinearGelu(torch.autograd.Function):

@@ -14,6 +14,9 @@ and the public functions call `implementation`. The names:
              the other ops as in ``auto``: CUDA
     fused    FP8 products with GELU inside (`mlbert.ops.triton.product`),
              the other ops as in ``auto``: CUDA
+    qkv      attention that also sums and rounds the gradient for the product of Q, K and V
+             (`mlbert.ops.qkv_attention`), the other ops as in ``auto``: CUDA
+    slopes   as ``fused``, with GELU's derivative kept in a byte: CUDA
 
 With ``fastest``, all available implementations are verified
 and timed before a run (`mlbert.ops.proof`).
@@ -39,6 +42,8 @@ from mlbert.ops.config import FORMS
 AUTO = "auto"
 PLAIN = "plain"
 FASTEST = "fastest"
+# Of an optional op, that only some choices have a form of: the names that stand for not using it.
+NOT_USED = (PLAIN, "native")
 
 # An implementation, with the signature of the op's public function.
 Implementation = Callable[..., Any]

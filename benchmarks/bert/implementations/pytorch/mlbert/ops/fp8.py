@@ -12,8 +12,11 @@ and transposed. One pass writes both (`cast`), fused with an element-wise op if 
                                              result for the residual sum; a separate pass in the
                                              first layer
     input of the attention output            a separate pass
-    input of the second feed-forward layer   bias and GELU, or the product before them (OPS=fused)
-    gradient of Q K V                        a separate pass, which sums the bias gradient
+    input of the second feed-forward layer   bias and GELU, or the product before them (OPS=fused;
+                                             OPS=slopes also keeps GELU's derivative in a byte in
+                                             place of the product)
+    gradient of Q K V                        a separate pass, which sums the bias gradient, or
+                                             attention's backward (OPS=qkv)
     gradient of both outputs                 LayerNorm's backward,
                                              which sums their biases' gradients
     gradient of the first feed-forward layer GELU's derivative, which sums the bias gradient,
@@ -48,8 +51,15 @@ from torch import Tensor
 from mlbert.ops import cublaslt
 from mlbert.ops import forms as registry
 from mlbert.ops.cublaslt_library import Epilogue
-from mlbert.ops.forms import Implementation
-from mlbert.ops.fp8_casts import NormGradients, NormSaved, plain_gelu, plain_gelu_backward
+from mlbert.ops.forms import NOT_USED, Implementation
+from mlbert.ops.fp8_casts import (
+    NormGradients,
+    NormSaved,
+    plain_gelu,
+    plain_gelu_and_slope,
+    plain_gelu_backward,
+    plain_times_slope,
+)
 from mlbert.ops.fp8_scaling import (
     GRADIENT,
     INNER_MULTIPLE,
@@ -59,6 +69,7 @@ from mlbert.ops.fp8_scaling import (
     FP8Scaling,
     Quantized,
 )
+from mlbert.ops.qkv_attention import AttentionArguments, AttentionForm
 from mlbert.ops.weights import (
     GradientRoom,
     gradient_room,
@@ -232,6 +243,53 @@ for _name in ("native", "triton", "cublaslt"):
     _register_products_with_gelu(
         _name, product, _selected("fp8_gelu"), _selected("fp8_gelu_backward")
     )
+
+
+@registry.register("fp8_product_slope", "plain")
+@registry.register("fp8_product_slope", "native")
+def plain_product_slope(
+    a: Tensor,
+    b: Tensor,
+    inverses: Scales,
+    bias: Tensor,
+    scale: Tensor,
+    amax: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Quantized]:
+    """Return GELU's derivative at a b^T + bias in a byte, uint8 [T, F], and gelu(a b^T + bias) in
+    FP8, in the tanh form: as `_product_gelu`, which keeps a b^T in 16 bits.
+    """
+    pre = _plain_product(a, b, inverses, torch.float32, True, None, None)
+    return plain_gelu_and_slope(pre, bias, False, scale, amax, dtype)
+
+
+@registry.register("fp8_product_slope_backward", "plain")
+@registry.register("fp8_product_slope_backward", "native")
+def plain_product_slope_backward(
+    a: Tensor,
+    b: Tensor,
+    inverses: Scales,
+    slopes: Tensor,
+    scale: Tensor,
+    amax: Tensor,
+    dtype: torch.dtype,
+    room: GradientRoom | None = None,
+) -> tuple[Quantized, Tensor]:
+    """Return (a b^T) times the derivative in FP8, and its sum over tokens, float32 [F], with fast
+    accumulation: as `_product_gelu_backward`.
+    """
+    d_inner = _plain_product(a, b, inverses, torch.float32, True, None, None)
+    return plain_times_slope(d_inner, slopes, scale, amax, dtype, room)
+
+
+def keeps_slopes(x: Tensor, exact: bool, fast: bool) -> bool:
+    """Return whether the feed-forward keeps GELU's derivative in a byte in place of its argument:
+    both directions have a form that does. There are none for the erf form of GELU, and none
+    without fast accumulation.
+    """
+    chosen = registry.selected(x.device)
+    ops = ("fp8_product_slope", "fp8_product_slope_backward")
+    return not exact and fast and all(chosen[op] not in NOT_USED for op in ops)
 
 
 # A LayerNorm's output for its two readers, and its FP8 copies for the second,
@@ -474,6 +532,73 @@ class _FP8Linear(torch.autograd.Function):
         return d_x, None, None, None, None, *d_weights, *d_biases
 
 
+def attention(
+    form: AttentionForm,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    num_heads: int,
+    arguments: AttentionArguments,
+    table: FP8Scaling,
+    row: int,
+    small: Quantized | None,
+) -> Tensor:
+    """Return attention of the projections of x [T, D], [T, N, H]: see `mlbert.ops.qkv_attention`,
+    and `linear` for the other arguments.
+    """
+    table.note_pass()
+    return _FP8QkvAttention.apply(
+        x, small, table, row, form, num_heads, arguments, *weights, *biases
+    )
+
+
+class _FP8QkvAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        small: Quantized | None,
+        table: FP8Scaling,
+        row: int,
+        form: AttentionForm,
+        num_heads: int,
+        arguments: AttentionArguments,
+        *tensors: Tensor,
+    ) -> Tensor:
+        ctx.place = (table, row)
+        ctx.form = form
+        ctx.weights = tensors[:3]
+        ctx.biases = tensors[3:]
+        small = quantize(x, table, row, INPUT) if small is None else small
+        weight = quantize_weight(ctx.weights, table, row)
+        bias = in_type(ctx.biases, x.dtype)
+        qkv = _forward_product(small, weight, table, row, x.dtype, bias)
+        head_size = qkv.shape[1] // (3 * num_heads)
+        out, ctx.saved = form.forward(qkv.view(-1, 3, num_heads, head_size), arguments)
+        ctx.save_for_backward(small.columns, weight.columns, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, out = ctx.saved_tensors
+        table, row = ctx.place
+        room = gradient_room(ctx.biases)
+        backward = functools.partial(ctx.form.backward, ctx.saved, out, d_out)
+        scale = table.scale[row, GRADIENT]
+        if not table.is_calibrated:
+            seen = torch.zeros_like(scale)
+            backward(None, scale=scale, amax=seen)
+            table.calibrate(row, GRADIENT, seen)
+        small, total = backward(room, scale=scale, amax=table.counter(row, GRADIENT))
+        ctx.saved = None
+        d_biases = vector_gradients(ctx.biases, total, room)
+        d_x = None
+        if ctx.needs_input_grad[0]:
+            d_x = _input_gradient(small, weight, table, row, d_out.dtype)
+        d_weights = _weight_gradients(small, x, table, row, ctx.weights)
+        return d_x, None, None, None, None, None, None, *d_weights, *d_biases
+
+
 class _AttentionOutput(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -509,18 +634,33 @@ class _FP8FeedForward(torch.autograd.Function):
         w1, b1, w2, exact, table, row, reader, *norm = settings
         first = quantize_weight((w1,), table, row)
         second = quantize_weight((w2,), table, row + 1)
-        pre, inner = cast(
-            "fp8_product_gelu",
-            table,
-            row + 1,
-            INPUT,
-            small.rows,
-            first.rows,
-            (table.inverse[row, INPUT], table.inverse[row, WEIGHT]),
-            b1,
-            exact,
-            dtype=TYPES[INPUT],
-        )
+        ctx.keeps_slopes = keeps_slopes(x, exact, table.products.fast)
+        scales = (table.inverse[row, INPUT], table.inverse[row, WEIGHT])
+        if ctx.keeps_slopes:
+            pre, inner = cast(
+                "fp8_product_slope",
+                table,
+                row + 1,
+                INPUT,
+                small.rows,
+                first.rows,
+                scales,
+                b1,
+                dtype=TYPES[INPUT],
+            )
+        else:
+            pre, inner = cast(
+                "fp8_product_gelu",
+                table,
+                row + 1,
+                INPUT,
+                small.rows,
+                first.rows,
+                scales,
+                b1,
+                exact,
+                dtype=TYPES[INPUT],
+            )
         projected = _forward_product(inner, second, table, row + 1, x.dtype)
         out, copies, saved = _norm(ctx, projected, residual, table, row + 1, reader, norm)
         ctx.place = (table, row)
@@ -542,23 +682,38 @@ class _FP8FeedForward(torch.autograd.Function):
         norm, d_norm = _norm_backward(ctx, d_out, d_twin, saved, table, row + 1)
         (d_w2,) = _weight_gradients(norm.x, inner, table, row + 1, (w2,))
         room = gradient_room((ctx.bias,))
-        d_pre, d_b1 = cast(
-            "fp8_product_gelu_backward",
-            table,
-            row,
-            GRADIENT,
-            norm.x.rows,
-            second,
-            (table.inverse[row + 1, GRADIENT], table.inverse[row + 1, WEIGHT]),
-            table.products.fast,
-            pre,
-            b1,
-            ctx.exact,
-            dtype=TYPES[GRADIENT],
-            room=room,
-        )
+        scales = (table.inverse[row + 1, GRADIENT], table.inverse[row + 1, WEIGHT])
+        if ctx.keeps_slopes:
+            d_pre, d_b1 = cast(
+                "fp8_product_slope_backward",
+                table,
+                row,
+                GRADIENT,
+                norm.x.rows,
+                second,
+                scales,
+                pre,
+                dtype=TYPES[GRADIENT],
+                room=room,
+            )
+        else:
+            d_pre, d_b1 = cast(
+                "fp8_product_gelu_backward",
+                table,
+                row,
+                GRADIENT,
+                norm.x.rows,
+                second,
+                scales,
+                table.products.fast,
+                pre,
+                b1,
+                ctx.exact,
+                dtype=TYPES[GRADIENT],
+                room=room,
+            )
         (d_bias,) = vector_gradients((ctx.bias,), d_b1, room)
-        d_x = _input_gradient(d_pre, first, table, row, pre.dtype)
+        d_x = _input_gradient(d_pre, first, table, row, norm.residual.dtype)
         (d_w1,) = _weight_gradients(d_pre, x, table, row, (w1,))
         return (
             d_x,

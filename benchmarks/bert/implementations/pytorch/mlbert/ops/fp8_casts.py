@@ -22,6 +22,11 @@ from mlbert.ops.dropout import Key
 from mlbert.ops.fp8_scaling import GRADIENT, INPUT, TYPES, Quantized, padded_tokens
 from mlbert.ops.weights import GradientRoom, kept_sum
 
+# GELU's derivative, between -0.129 and 1.129, in a byte: 200 slope + 26, so that the values of most
+# numbers far from 0, which are 0 and 1, are exact.
+SLOPE_SCALE = 200.0
+SLOPE_ZERO = 26.0
+
 
 class NormSaved(NamedTuple):
     """Tensors saved by LayerNorm's forward pass for backward.
@@ -52,7 +57,7 @@ class NormGradients(NamedTuple):
     sums: Tensor
 
 
-def _plain_quantize(
+def plain_quantize(
     x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype, out: Quantized | None = None
 ) -> Quantized:
     if x.numel():
@@ -76,14 +81,14 @@ def _plain_quantize_sum(
     room: GradientRoom | None = None,
 ) -> tuple[Quantized, Tensor]:
     total = x.sum(0, dtype=torch.float32)
-    return _plain_quantize(x, scale, amax, dtype), kept_sum(total, room)
+    return plain_quantize(x, scale, amax, dtype), kept_sum(total, room)
 
 
 def plain_gelu(
     pre: Tensor, bias: Tensor, exact: bool, scale: Tensor, amax: Tensor, dtype: torch.dtype
 ) -> Quantized:
     out = F.gelu(pre.float() + bias.float(), approximate="none" if exact else "tanh")
-    return _plain_quantize(out, scale, amax, dtype)
+    return plain_quantize(out, scale, amax, dtype)
 
 
 def plain_gelu_backward(
@@ -100,7 +105,31 @@ def plain_gelu_backward(
     d_pre = torch.ops.aten.gelu_backward(
         d_out.float(), pre.float() + bias.float(), approximate=form
     )
-    return _plain_quantize(d_pre, scale, amax, dtype), kept_sum(d_pre.sum(0), room)
+    return plain_quantize(d_pre, scale, amax, dtype), kept_sum(d_pre.sum(0), room)
+
+
+def plain_gelu_and_slope(
+    pre: Tensor, bias: Tensor, exact: bool, scale: Tensor, amax: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Quantized]:
+    """Return GELU's derivative at pre + bias in a byte, uint8 [T, F], and `plain_gelu`."""
+    y = pre.float() + bias.float()
+    form = "none" if exact else "tanh"
+    slope = torch.ops.aten.gelu_backward(torch.ones_like(y), y, approximate=form)
+    coded = (slope * SLOPE_SCALE + SLOPE_ZERO).round().to(torch.uint8)
+    return coded, plain_gelu(pre, bias, exact, scale, amax, dtype)
+
+
+def plain_times_slope(
+    d_out: Tensor,
+    slopes: Tensor,
+    scale: Tensor,
+    amax: Tensor,
+    dtype: torch.dtype,
+    room: GradientRoom | None = None,
+) -> tuple[Quantized, Tensor]:
+    """Return `plain_gelu_backward` with the derivative of `plain_gelu_and_slope`."""
+    d_pre = d_out.float() * ((slopes.float() - SLOPE_ZERO) / SLOPE_SCALE)
+    return plain_quantize(d_pre, scale, amax, dtype), kept_sum(d_pre.sum(0), room)
 
 
 def _plain_norm_forward(
@@ -136,7 +165,7 @@ def _plain_norm_forward(
     variance = (total.float() - mean[:, None]).square().mean(1)
     return (
         out,
-        _plain_quantize(out, scale, amax, TYPES[INPUT]),
+        plain_quantize(out, scale, amax, TYPES[INPUT]),
         NormSaved(total, mean, (variance + eps).rsqrt()),
     )
 
@@ -174,13 +203,13 @@ def _plain_norm_backward(
     centred = g - g.mean(1, keepdim=True) - normal * (g * normal).mean(1, keepdim=True)
     d_total = centred * saved.inverse[:, None]
     d_x = reference.apply_dropout(d_total, dropout_p, key, rows)
-    small = _plain_quantize(d_x.to(d_out.dtype), scale, amax, TYPES[GRADIENT])
+    small = plain_quantize(d_x.to(d_out.dtype), scale, amax, TYPES[GRADIENT])
     sums = kept_sum(torch.cat([d_x.sum(0), (d * normal).sum(0), d.sum(0)]), room)
     return NormGradients(d_total.to(d_out.dtype), small, sums)
 
 
 for _name in ("plain", "native"):
-    registry.register("fp8_quantize", _name)(_plain_quantize)
+    registry.register("fp8_quantize", _name)(plain_quantize)
     registry.register("fp8_quantize_sum", _name)(_plain_quantize_sum)
     registry.register("fp8_gelu", _name)(plain_gelu)
     registry.register("fp8_gelu_backward", _name)(plain_gelu_backward)

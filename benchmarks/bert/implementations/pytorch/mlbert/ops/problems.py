@@ -18,9 +18,11 @@ from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.ops import forms as registry
+from mlbert.ops.attention import sequence_order
 from mlbert.ops.comparison import Arguments
 from mlbert.ops.dropout import dropout_key
 from mlbert.ops.fp8_scaling import INPUT, WEIGHT, FP8Scaling, Products
+from mlbert.ops.qkv_attention import AttentionArguments
 from mlbert.ops.rotary import rotations
 
 LENGTHS = (0, 7, 0, 65, 1, 33, 180, 0)
@@ -36,6 +38,7 @@ NUM_SEGMENTS = 2
 # Few different ids for many tokens make long runs of equal rows.
 NUM_TOKEN_IDS = 9
 NUM_POSITION_IDS = 33
+NUM_SLOPES = 253  # codes of GELU's derivative
 # Wikipedia's quantiles: 5, 25, 50, 75 and 95 % of the sequences are not longer.
 TIMED_LENGTHS = (36, 84, 204, 484, 512)
 TIMED_TOKENS = {"cuda": 10_000, "cpu": 1_200}  # at least
@@ -154,6 +157,8 @@ class Problems:
         return {
             "gelu": self._gelu,
             "gelu_backward": self._gelu_backward,
+            "qkv_attention": self._qkv_attention,
+            "fp8_qkv_attention": self._fp8_qkv_attention,
             "fp8_quantize": self._fp8_quantize,
             "fp8_quantize_sum": self._fp8_quantize_sum,
             "fp8_gelu": self._fp8_gelu,
@@ -163,6 +168,8 @@ class Problems:
             "fp8_product": self._fp8_product,
             "fp8_product_gelu": self._fp8_product_gelu,
             "fp8_product_gelu_backward": self._fp8_product_gelu_backward,
+            "fp8_product_slope": self._fp8_product_slope,
+            "fp8_product_slope_backward": self._fp8_product_slope_backward,
         }
 
     def all(self) -> dict[str, Problem]:
@@ -281,6 +288,16 @@ class Problems:
         x = self._random(2, self._tokens, self._sizes.inner, dtype=None)
         return (d_out, x, False)
 
+    def _qkv_attention(self) -> tuple[Any, ...]:
+        qkv, bounds, longest, dropout, key, rows, slopes = self._attention(1)
+        d_out = self._random(2, self._tokens, *qkv.shape[2:], dtype=None)
+        order = sequence_order(bounds)
+        arguments = AttentionArguments(bounds, longest, dropout, key, rows, slopes, order)
+        return (qkv, d_out, arguments)
+
+    def _fp8_qkv_attention(self) -> tuple[Any, ...]:
+        return (*self._qkv_attention(), *self._scale())
+
     def _scale(self) -> tuple[Tensor, Tensor]:
         """Return the scale of an FP8 copy, and the place of its maximum."""
         scale = torch.full((), SCALE, device=self._device)
@@ -343,6 +360,17 @@ class Problems:
         x = self._bf16(3, self._sizes.inner)
         bias = self._random(2, self._sizes.inner)
         return (*factors, True, x, bias, False, *self._scale(), torch.float8_e5m2)
+
+    def _fp8_product_slope(self) -> tuple[Any, ...]:
+        factors = self._fp8_factors(torch.float8_e4m3fn)
+        bias = self._random(2, self._sizes.inner)
+        return (*factors, bias, *self._scale(), torch.float8_e4m3fn)
+
+    def _fp8_product_slope_backward(self) -> tuple[Any, ...]:
+        factors = self._fp8_factors(torch.float8_e5m2)
+        codes = self._ids(3, self._tokens * self._sizes.inner, NUM_SLOPES)
+        slopes = codes.view(self._tokens, self._sizes.inner).to(torch.uint8)
+        return (*factors, slopes, *self._scale(), torch.float8_e5m2)
 
 
 def _ignore_draw(make: Callable[[], tuple[Any, ...]]) -> Arguments:

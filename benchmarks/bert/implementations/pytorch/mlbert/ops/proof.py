@@ -37,7 +37,13 @@ FP8_SHARE = 0.25  # of a rounding step of FP8
 CACHE = "proof"
 FAILS = "fails"
 # Settings that disable an implementation.
-REMEDIES = {"cublaslt": "OPS=triton", "fmha": "OPS=auto", "fused": "OPS=auto"}
+REMEDIES = {
+    "cublaslt": "OPS=triton",
+    "fmha": "OPS=auto",
+    "fused": "OPS=auto",
+    "slopes": "OPS=auto",
+    "qkv": "OPS=auto",
+}
 USUAL_REMEDY = "OPS=plain"
 OverRanks = Callable[[Tensor], Any]
 Say = Callable[[str], object]

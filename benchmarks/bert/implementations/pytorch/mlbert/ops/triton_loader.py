@@ -26,6 +26,12 @@ def load(kind: str) -> None:
     importlib.import_module("mlbert.ops.triton")
 
 
+def load_qkv(kind: str) -> None:
+    """Register the implementations ``qkv``. Raises as `load`."""
+    load(kind)
+    importlib.import_module("mlbert.ops.triton.qkv_attention")
+
+
 def load_fused(kind: str) -> None:
     """Register the implementations ``fused``. Raises as `load`."""
     load(kind)

@@ -27,6 +27,8 @@ Q and K block sizes of queries and keys.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -46,6 +48,7 @@ from mlbert.ops.triton.attention_blocks import (
     GRADIENT_OF_KV,
     GRADIENT_OF_Q,
     LOCAL_KEYS,
+    AttentionBlocks,
     blocks_of,
 )
 from mlbert.ops.triton.attention_forward import attention_forward_kernel
@@ -54,6 +57,7 @@ from mlbert.ops.triton.rotary import rotate_back, rotated
 
 ORDER_BLOCK = 64
 KEYS_OF_BITS = 64
+GRADIENTS = (GRADIENT_OF_Q, GRADIENT_OF_KV)
 
 
 @registry.register("attention", "triton")
@@ -119,6 +123,26 @@ def kept_bits_shape(
     )
 
 
+class SavedAttention(NamedTuple):
+    """What backward needs of forward, besides its result; see `attention_forward_kernel`."""
+
+    qkv: Tensor
+    cu_seqlens: Tensor
+    order: Tensor
+    slopes: Tensor | None
+    bits: Tensor | None
+    rotations: Tensor | None
+    log_sums: Tensor
+
+
+class AttentionSettings(NamedTuple):
+    """Numbers that all kernels of an attention share."""
+
+    max_seqlen: int
+    threshold: int
+    window: int | None
+
+
 class _TritonAttention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -135,76 +159,122 @@ class _TritonAttention(torch.autograd.Function):
         order,
         has_backward,
     ):
-        check_attention(qkv, rows, threshold, slopes, rotations)
-        assert cu_seqlens.dtype == torch.int32, f"cu_seqlens is {cu_seqlens.dtype}"
-        num_tokens, _, num_heads, head_size = qkv.shape
-        out = qkv.new_empty(num_tokens, num_heads, head_size)
-        log_sums = torch.empty(num_heads, num_tokens, dtype=torch.float32, device=qkv.device)
-        bits = None
-        if threshold and has_backward:
-            shape = kept_bits_shape(num_tokens, cu_seqlens.numel() - 1, num_heads, max_seqlen)
-            bits = torch.empty(shape, dtype=torch.int32, device=qkv.device)
-        if rotations is not None:
-            qkv = rotated(qkv, rotations)
-        ctx.save_for_backward(qkv, cu_seqlens, order, slopes, bits, rotations, out, log_sums)
-        ctx.max_seqlen = max_seqlen
-        ctx.threshold = threshold
-        ctx.window = window
-        if num_tokens:
-            grid, arguments = _launch(FORWARD, ctx, qkv, cu_seqlens, order, slopes, bits)
-            attention_forward_kernel[grid](
-                **arguments, rows=rows, key=key_argument(key), out=out, log_sums=log_sums
-            )
+        ctx.settings = AttentionSettings(max_seqlen, threshold, window)
+        out, saved = attention_forward(
+            qkv, cu_seqlens, ctx.settings, key, rows, slopes, rotations, order, has_backward
+        )
+        ctx.save_for_backward(*saved, out)
         return out
 
     @staticmethod
     def backward(ctx, d_out):
-        qkv, cu_seqlens, order, slopes, bits, rotations, out, log_sums = ctx.saved_tensors
-        d_qkv = torch.empty_like(qkv)
-        if qkv.shape[0]:
-            gradients = {
-                "d_out": d_out.contiguous(),
-                "log_sums": log_sums,
-                "delta": torch.empty_like(log_sums),
-                "d_qkv": d_qkv,
-            }
-            grid, arguments = _launch(GRADIENT_OF_Q, ctx, qkv, cu_seqlens, order, slopes, bits)
-            attention_query_gradient_kernel[grid](out=out, **gradients, **arguments)
-            grid, arguments = _launch(GRADIENT_OF_KV, ctx, qkv, cu_seqlens, order, slopes, bits)
-            attention_key_value_gradient_kernel[grid](**gradients, **arguments)
-            if rotations is not None:
-                rotate_back(d_qkv, rotations)
+        *saved, out = ctx.saved_tensors
+        d_qkv = torch.empty_like(saved[0])
+        attention_backward(SavedAttention(*saved), ctx.settings, out, d_out, d_qkv)
         return d_qkv, None, None, None, None, None, None, None, None, None, None
 
 
-def _launch(kernel, ctx, qkv, cu_seqlens, order, slopes, bits) -> tuple[tuple[int], dict]:
+def attention_forward(
+    qkv, cu_seqlens, settings, key, rows, slopes, rotations, order, has_backward
+) -> tuple[Tensor, SavedAttention]:
+    """Compute `attention` of a contiguous qkv, without autograd."""
+    check_attention(qkv, rows, settings.threshold, slopes, rotations)
+    assert cu_seqlens.dtype == torch.int32, f"cu_seqlens is {cu_seqlens.dtype}"
+    num_tokens, _, num_heads, head_size = qkv.shape
+    out = qkv.new_empty(num_tokens, num_heads, head_size)
+    log_sums = torch.empty(num_heads, num_tokens, dtype=torch.float32, device=qkv.device)
+    bits = None
+    if settings.threshold and has_backward:
+        shape = kept_bits_shape(num_tokens, order.numel(), num_heads, settings.max_seqlen)
+        bits = torch.empty(shape, dtype=torch.int32, device=qkv.device)
+    if rotations is not None:
+        qkv = rotated(qkv, rotations)
+    saved = SavedAttention(qkv, cu_seqlens, order, slopes, bits, rotations, log_sums)
+    if num_tokens:
+        grid, arguments = _launch(FORWARD, settings, saved)
+        attention_forward_kernel[grid](
+            **arguments, rows=rows, key=key_argument(key), out=out, log_sums=log_sums
+        )
+    return out, saved
+
+
+def attention_backward(
+    saved, settings, out, d_out, d_qkv, sums=None, scale=None, amax=None
+) -> None:
+    """Write the gradient of qkv.
+
+    Args:
+        saved, settings, out: of forward.
+        d_out: gradient of the result.
+        d_qkv: contiguous, of the shape of qkv: its dtype, or with `scale` uint8, for e5m2.
+        sums: float32 [`sum_rows`, 3, N, H], if wanted: gets sums over tokens, which together are
+            the sum over all.
+        scale, amax: float32 scalars. e5m2 is the gradient times scale, and amax is raised to its
+            largest magnitude.
+    """
+    if not saved.qkv.shape[0]:
+        return
+    gradients = {
+        "d_out": d_out.contiguous(),
+        "log_sums": saved.log_sums,
+        "delta": torch.empty_like(saved.log_sums),
+        "d_qkv": d_qkv,
+        "sums": sums,
+        "scale": scale,
+        "amax": amax,
+    }
+    grid, arguments = _launch(GRADIENT_OF_Q, settings, saved)
+    attention_query_gradient_kernel[grid](out=out, **gradients, **arguments)
+    grid, arguments = _launch(GRADIENT_OF_KV, settings, saved)
+    attention_key_value_gradient_kernel[grid](**gradients, **arguments)
+    if saved.rotations is not None:
+        rotate_back(d_qkv, saved.rotations)
+
+
+def sum_rows(saved, settings) -> int:
+    """Return the first dimension of ``sums`` of `attention_backward`, or 0 if its kernels have
+    blocks of different sizes.
+    """
+    numbers = {_num_blocks(kernel, settings, saved.qkv) for kernel in GRADIENTS}
+    return saved.order.numel() * numbers.pop() if len(numbers) == 1 else 0
+
+
+def _blocks(kernel, settings, qkv) -> AttentionBlocks:
+    blocks = blocks_of(qkv)[kernel]
+    return LOCAL_KEYS if settings.window is not None and blocks.maxnreg else blocks
+
+
+def _num_blocks(kernel, settings, qkv) -> int:
+    blocks = _blocks(kernel, settings, qkv)
+    block = blocks.BLOCK_K if kernel == GRADIENT_OF_KV else blocks.BLOCK_Q
+    return max(1, triton.cdiv(settings.max_seqlen, block))
+
+
+def _launch(kernel, settings, saved) -> tuple[tuple[int], dict]:
     """Return grid and common arguments of a kernel.
 
     ``kernel``: `FORWARD`, `GRADIENT_OF_Q` or `GRADIENT_OF_KV`.
     """
-    num_tokens, _, num_heads, head_size = qkv.shape
-    num_sequences = order.numel()
-    blocks = blocks_of(qkv)[kernel]
-    if ctx.window is not None and blocks.maxnreg:
-        blocks = LOCAL_KEYS
-    block = blocks.BLOCK_K if kernel == GRADIENT_OF_KV else blocks.BLOCK_Q
-    num_blocks = max(1, triton.cdiv(ctx.max_seqlen, block))
+    num_tokens, _, num_heads, head_size = saved.qkv.shape
+    num_sequences = saved.order.numel()
+    blocks = _blocks(kernel, settings, saved.qkv)
+    num_blocks = _num_blocks(kernel, settings, saved.qkv)
     grid = ((num_sequences + 1) * num_heads * num_blocks,)
     arguments = {
-        "qkv": qkv,
-        "cu_seqlens": cu_seqlens,
-        "order": order,
-        "slopes": slopes,
-        "bits": bits,
+        "qkv": saved.qkv,
+        "cu_seqlens": saved.cu_seqlens,
+        "order": saved.order,
+        "slopes": saved.slopes,
+        "bits": saved.bits,
         "num_tokens": num_tokens,
         "num_sequences": num_sequences,
         "num_blocks": num_blocks,
-        "bits_blocks": triton.cdiv(max(1, ctx.max_seqlen), KEYS_OF_BITS),
+        "bits_blocks": triton.cdiv(max(1, settings.max_seqlen), KEYS_OF_BITS),
         "NUM_HEADS": num_heads,
         "HEAD_SIZE": head_size,
         "SCALE": head_size**-0.5,
-        "THRESHOLD": ctx.threshold,
-        "WINDOW": ctx.window,
+        "THRESHOLD": settings.threshold,
+        "WINDOW": settings.window,
         **blocks.options(),
     }
     return grid, arguments

@@ -18,15 +18,14 @@ from mlbert.ops.triton.attention_forward import (
     bits_start,
     dot,
     is_seen,
-    key_store,
     key_tile,
     scores_of,
     seen_range,
-    store,
     tile,
     work,
     zero,
 )
+from mlbert.ops.triton.fp8_copies import fp8_bytes, raise_amax
 from mlbert.ops.triton.mask import kept_bits, key_places
 
 
@@ -68,15 +67,16 @@ def _weights_and_gradient(
 
 @triton.jit(do_not_specialize=COUNTS)
 def attention_query_gradient_kernel(
-    qkv, cu_seqlens, order, slopes, bits, out, d_out, log_sums, delta, d_qkv, num_tokens,
-    num_sequences, num_blocks, bits_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr,
-    SCALE: tl.constexpr, THRESHOLD: tl.constexpr, WINDOW: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    qkv, cu_seqlens, order, slopes, bits, out, d_out, log_sums, delta, d_qkv, sums, scale, amax,
+    num_tokens, num_sequences, num_blocks, bits_blocks, NUM_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute d_qkv[:, 0] and delta of one block of queries. Grid: (S + 1) * N * L / Q.
 
     qkv, d_qkv: [T, 3, N, H]; out, d_out: [T, N, H]; log_sums, delta: float32 [N, T]; others as in
-    `attention_forward_kernel`.
+    `attention_forward_kernel`. sums float32 [S L / Q, 3, N, H], if not None, gets the sums over the
+    tokens of each block. With scale and amax, float32 scalars, d_qkv is bytes of e5m2, times scale.
     """
     block, head, sequence, start, length, is_tail = work(
         cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS
@@ -86,8 +86,12 @@ def attention_query_gradient_kernel(
     if is_tail:
         zero(d_qkv, block, num_blocks, length, 3 * WIDTH, BLOCK_Q, HEAD_SIZE)
         return
+    if sums is not None:
+        sums += (sequence.to(tl.int64) * num_blocks + block) * (3 * WIDTH) + head * HEAD_SIZE
     first = block * BLOCK_Q
     if first >= length:
+        if sums is not None:
+            tl.store(sums + tl.arange(0, HEAD_SIZE), tl.zeros([HEAD_SIZE], tl.float32))
         return
     qkv += start * (3 * WIDTH) + head * HEAD_SIZE
     place = start * WIDTH + head * HEAD_SIZE
@@ -124,15 +128,28 @@ def attention_query_gradient_kernel(
                 d_q, q, qkv + WIDTH, d_o, log_sum, my_delta, first, first_k, length, slopes, bits,
                 bits_blocks, WIDTH, HEAD_SIZE, SCALE, WINDOW, BLOCK_Q, BLOCK_K, True,
             )  # fmt: skip
-    store(
-        d_qkv,
-        d_q * (SCALE * 256.0 / (256 - THRESHOLD)),
-        first,
-        length,
-        3 * WIDTH,
-        BLOCK_Q,
-        HEAD_SIZE,
-    )
+    d_q *= SCALE * 256.0 / (256 - THRESHOLD)
+    _store_gradient(d_qkv, d_q, row, length, sums, scale, amax, 3 * WIDTH, HEAD_SIZE)
+
+
+@triton.jit
+def _store_gradient(
+    base, value, row, length, sums, scale, amax, STRIDE: tl.constexpr, HEAD_SIZE: tl.constexpr
+):
+    """Store rows of a gradient, float32 [R, H], those past the end left out, and their sum.
+
+    Arguments as in `attention_query_gradient_kernel`.
+    """
+    inside = row[:, None] < length
+    if sums is not None:
+        value = tl.where(inside, value, 0.0)
+        tl.store(sums + tl.arange(0, HEAD_SIZE), tl.sum(value, 0))
+    place = base + row[:, None] * STRIDE + tl.arange(0, HEAD_SIZE)[None, :]
+    if scale is not None:
+        raise_amax(amax, tl.abs(value))
+        tl.store(place, fp8_bytes(value * tl.load(scale), True), mask=inside)
+    else:
+        tl.store(place, value.to(base.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -171,9 +188,10 @@ def _query_gradient_step(
 
 @triton.jit(do_not_specialize=COUNTS)
 def attention_key_value_gradient_kernel(
-    qkv, cu_seqlens, order, slopes, bits, d_out, log_sums, delta, d_qkv, num_tokens, num_sequences,
-    num_blocks, bits_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr,
-    THRESHOLD: tl.constexpr, WINDOW: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    qkv, cu_seqlens, order, slopes, bits, d_out, log_sums, delta, d_qkv, sums, scale, amax,
+    num_tokens, num_sequences, num_blocks, bits_blocks, NUM_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute d_qkv[:, 1] and d_qkv[:, 2] of one block of keys.
 
@@ -188,8 +206,15 @@ def attention_key_value_gradient_kernel(
         zero(d_qkv, block, num_blocks, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE)
         zero(d_qkv + WIDTH, block, num_blocks, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE)
         return
+    if sums is not None:
+        sums += (sequence.to(tl.int64) * num_blocks + block) * (3 * WIDTH) + head * HEAD_SIZE
+        sums += WIDTH
     first = block * BLOCK_K
     if first >= length:
+        if sums is not None:
+            zeros = tl.zeros([HEAD_SIZE], tl.float32)
+            tl.store(sums + tl.arange(0, HEAD_SIZE), zeros)
+            tl.store(sums + WIDTH + tl.arange(0, HEAD_SIZE), zeros)
         return
     qkv += start * (3 * WIDTH) + head * HEAD_SIZE
     d_out += start * WIDTH + head * HEAD_SIZE
@@ -223,9 +248,14 @@ def attention_key_value_gradient_kernel(
                 d_k, d_v, k, v, qkv, d_out, log_sums, delta, first_q, first, length, slopes, bits,
                 bits_blocks, WIDTH, HEAD_SIZE, SCALE, WINDOW, BLOCK_Q, BLOCK_K, True,
             )  # fmt: skip
-    scale: tl.constexpr = 256.0 / (256 - THRESHOLD)
-    key_store(d_qkv, d_k * (SCALE * scale), first, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE)
-    key_store(d_qkv + WIDTH, d_v * scale, first, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE)
+    kept: tl.constexpr = 256.0 / (256 - THRESHOLD)
+    row = first + key_places(BLOCK_K)
+    d_k *= SCALE * kept
+    _store_gradient(d_qkv, d_k, row, length, sums, scale, amax, 3 * WIDTH, HEAD_SIZE)
+    if sums is not None:
+        sums += WIDTH
+    d_v *= kept
+    _store_gradient(d_qkv + WIDTH, d_v, row, length, sums, scale, amax, 3 * WIDTH, HEAD_SIZE)
 
 
 @triton.jit

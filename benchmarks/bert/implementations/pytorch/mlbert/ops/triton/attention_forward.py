@@ -91,14 +91,6 @@ def store(
 
 
 @triton.jit
-def key_store(
-    base, values, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr
-):
-    """Store values with rows in the order of `key_places`."""
-    _store(base, values, first + key_places(ROWS), length, STRIDE, HEAD_SIZE)
-
-
-@triton.jit
 def _store(base, values, row, length, STRIDE: tl.constexpr, HEAD_SIZE: tl.constexpr):
     place = base + row[:, None] * STRIDE + tl.arange(0, HEAD_SIZE)[None, :]
     tl.store(place, values.to(base.dtype.element_ty), mask=row[:, None] < length)

@@ -65,6 +65,38 @@ def gelu_backward_cast_transpose(
     return copies, sum_partials(total, room)
 
 
+def transposed_copy(rows: Tensor) -> Quantized:
+    """Return FP8 rows [T, F] and their transposed copy."""
+    assert rows.is_contiguous(), "contiguous rows expected"
+    tokens, columns = rows.shape
+    copies = Quantized(rows, rows.new_empty(columns, padded_tokens(tokens)))
+    if rows.numel():
+        grid = (triton.cdiv(columns, COLUMNS), triton.cdiv(tokens, ROWS))
+        transpose_kernel[grid](
+            *fp8_arguments(copies), tokens, padded_tokens(tokens), columns, ROWS, COLUMNS
+        )
+    return copies
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def transpose_kernel(
+    rows, out_columns, tokens, padded, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Transpose one tile of bytes. Grid: F / COLUMNS, T / ROWS.
+
+    rows: uint8 [T, F]; out_columns: int32 [F, U / 4].
+    """
+    group = tl.program_id(1) * (ROWS // 4) + tl.arange(0, ROWS // 4)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    small = tl.tuple(())
+    for number in tl.static_range(4):
+        row = group * 4 + number
+        inside = (row < tokens)[:, None] & (column < columns)[None, :]
+        place = row[:, None].to(tl.int64) * columns + column[None, :]
+        small += (tl.load(rows + place, mask=inside, other=0),)
+    store_columns(small, group, column, padded, columns, out_columns)
+
+
 def _quantize(
     x, d_out, bias, scale, amax, dtype, operation, exact, sums, out=None
 ) -> tuple[Quantized, Tensor]:

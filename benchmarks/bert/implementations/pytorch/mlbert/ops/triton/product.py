@@ -11,7 +11,10 @@ Two blocks of 128 x 128, each with at most 128 registers a thread and 96 KiB of 
 a multiprocessor, so that one computes GELU while the other multiplies. Tiles are read and written
 by TMA.
 
-The kernel has not run on a GPU, so only ``OPS=fused`` uses it.
+With ``OPS=slopes``, forward writes GELU's derivative in a byte (`mlbert.ops.fp8_casts.SLOPE_SCALE`)
+in place of the bfloat16 pre-activation: 0.2 GB less a layer, and no exponential in backward.
+
+The kernel has not run on a GPU, so only ``OPS=fused`` and ``OPS=slopes`` use it.
 
 Legend: T tokens, U tokens rounded up to a multiple of 16, D inner dimension, F columns,
 P row blocks.
@@ -27,11 +30,14 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mlbert.ops import forms as registry
+from mlbert.ops import fp8_casts
 from mlbert.ops.fp8_scaling import Quantized
 from mlbert.ops.triton.device import sum_partials
 from mlbert.ops.triton.fp8_copies import fp8_bytes, quantized_buffers, raise_amax
 from mlbert.ops.triton.gelu import gelu_parts
 
+SLOPE_SCALE = tl.constexpr(fp8_casts.SLOPE_SCALE)
+SLOPE_ZERO = tl.constexpr(fp8_casts.SLOPE_ZERO)
 # of a block
 ROWS = 128
 COLUMNS = 128
@@ -68,6 +74,25 @@ def product_gelu_backward(
     return copies, sum_partials(partial, room)
 
 
+@registry.register("fp8_product_slope", "slopes")
+def product_slope(a, b, inverses, bias, scale, amax, dtype) -> tuple[Tensor, Quantized]:
+    """See `mlbert.ops.fp8.plain_product_slope`."""
+    slopes = torch.empty(a.shape[0], b.shape[0], dtype=torch.uint8, device=a.device)
+    return slopes, _product(a, b, inverses, slopes, bias, scale, amax, dtype, None)
+
+
+@registry.register("fp8_product_slope_backward", "slopes")
+def product_slope_backward(
+    a, b, inverses, slopes, scale, amax, dtype, room=None
+) -> tuple[Quantized, Tensor]:
+    """See `mlbert.ops.fp8.plain_product_slope_backward`."""
+    partial = torch.empty(
+        triton.cdiv(a.shape[0], ROWS), b.shape[0], dtype=torch.float32, device=a.device
+    )
+    copies = _product(a, b, inverses, slopes, None, scale, amax, dtype, partial)
+    return copies, sum_partials(partial, room)
+
+
 def _product(a, b, inverses, pre, bias, scale, amax, dtype, partial) -> Quantized:
     tokens, columns = pre.shape
     assert all(x.is_contiguous() for x in (a, b, pre)), (
@@ -93,6 +118,7 @@ def _product(a, b, inverses, pre, bias, scale, amax, dtype, partial) -> Quantize
             columns,
             a.shape[1],
             dtype == torch.float8_e5m2,
+            pre.dtype == torch.uint8,
             ROWS,
             COLUMNS,
             INNER,
@@ -107,15 +133,15 @@ def _product(a, b, inverses, pre, bias, scale, amax, dtype, partial) -> Quantize
 )
 def product_kernel(
     a, b, inverse_a, inverse_b, bias, scale, amax, pre, out_rows, out_columns, partial, tokens,
-    columns, inner: tl.constexpr, E5M2: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    INNER: tl.constexpr,
+    columns, inner: tl.constexpr, E5M2: tl.constexpr, SLOPES: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """Compute one block of the product and of what follows it. Grid: F / COLUMNS, P.
 
-    Descriptors: a FP8 [T, D], b FP8 [F, D], pre bfloat16 [T, F], out_rows uint8 [T, F], out_columns
-    uint8 [F, U]. bias: [F]; inverses, scale, amax: float32 scalars. Forward, `partial` is None, and
-    pre is written. Backward, pre is read, and partial float32 [P, F] gets the sums over the block's
-    tokens.
+    Descriptors: a FP8 [T, D], b FP8 [F, D], pre bfloat16 [T, F], or with SLOPES uint8, out_rows
+    uint8 [T, F], out_columns uint8 [F, U]. bias: [F], None backward with SLOPES; inverses, scale,
+    amax: float32 scalars. Forward, `partial` is None, and pre is written. Backward, pre is read,
+    and partial float32 [P, F] gets the sums over the block's tokens.
     """
     # `inner` is a constant: if the loop might not run, ptxas lets no two matrix products overlap.
     first_row = tl.program_id(1) * ROWS
@@ -125,13 +151,23 @@ def product_kernel(
         total = tl.dot(a.load([first_row, start]), b.load([first_column, start]).T, total)
     value = total * (tl.load(inverse_a) * tl.load(inverse_b))
     column = first_column + tl.arange(0, COLUMNS)
-    shift = tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
+    if bias is not None:
+        shift = tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
     if partial is None:
-        pre.store([first_row, first_column], value.to(tl.bfloat16))
-        value = gelu_parts(value + shift, False)[0]
+        if SLOPES:
+            value, slope = gelu_parts(value + shift, False)
+            # Rounded: the conversion cuts off.
+            coded = slope * SLOPE_SCALE + (SLOPE_ZERO + 0.5)
+            pre.store([first_row, first_column], coded.to(tl.uint8))
+        else:
+            pre.store([first_row, first_column], value.to(tl.bfloat16))
+            value = gelu_parts(value + shift, False)[0]
     else:
-        y = pre.load([first_row, first_column]).to(tl.float32) + shift
-        value *= gelu_parts(y, False)[1]
+        kept = pre.load([first_row, first_column]).to(tl.float32)
+        if SLOPES:
+            value *= (kept - SLOPE_ZERO) * (1.0 / SLOPE_SCALE)
+        else:
+            value *= gelu_parts(kept + shift, False)[1]
     inside = first_row + tl.arange(0, ROWS) < tokens
     # gelu(0 + bias) is not 0, and the transposed copy is padded with 0.
     value = tl.where(inside[:, None], value, 0.0)
