@@ -96,8 +96,10 @@ def test_dry_run_of_both_calls_measures_every_part(tree_root: Path, tmp_path: Pa
     sides = {row["side"] for row in rows[1] if "side" in row}
     for size in ("bert fp8 auto", "bert fp8 fused", "modernbert base 64 fp8", "transformers bert"):
         assert size in sides
-    order = [row["side"] for row in rows[1] if row["part"] == "turns-bert" and "side" in row]
-    assert order == list(reversed(order))
+    of_bert = [row["side"] for row in rows[1] if row["part"] == "turns-bert" and "side" in row]
+    for precision in ("fp8", "bf16"):
+        order = [side for side in of_bert if f" {precision} " in side]
+        assert order == list(reversed(order))
     step = next(row for row in rows[1] if row.get("side") == "modernbert base 32 bf16")
     assert step["matrix_share"] > 0
     assert step["power"]["watts"] == 612.4
@@ -109,7 +111,14 @@ def test_dry_run_of_both_calls_measures_every_part(tree_root: Path, tmp_path: Pa
     counters = next(row for row in rows[1] if row["part"] == "counters")["kernels"]
     assert counters["attention_forward_kernel"]["l2_percent"] == 38.25
     verdicts = json.loads((out / "call1-decisions.json").read_text())
-    assert set(verdicts) == {"bert fp8 fused"}
+    assert set(verdicts) == {
+        "bert bf16 auto",
+        "bert bf16 qkv",
+        "bert fp8 fused",
+        "bert fp8 slopes",
+        "bert fp8 qkv",
+        "bert fp8 fastest",
+    }
     assert "of the goal of" in (out / "call1.txt").read_text()
 
 

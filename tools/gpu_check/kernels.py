@@ -88,7 +88,13 @@ def product_calls(config: BertConfig, tokens: int, device: torch.device) -> dict
     w4 = weight.to(e4m3)
     forward = (x4, w4, scales, bias, False, one, amax, e4m3)
     backward = (x5, w4, scales, True, pre, bias, False, one, amax, e5m2)
-    arguments = {"fp8_product_gelu": forward, "fp8_product_gelu_backward": backward}
+    slopes = torch.randint(0, 253, (tokens, inner), device=device, dtype=torch.uint8)
+    arguments = {
+        "fp8_product_gelu": forward,
+        "fp8_product_gelu_backward": backward,
+        "fp8_product_slope": (x4, w4, scales, bias, one, amax, e4m3),
+        "fp8_product_slope_backward": (x5, w4, scales, slopes, one, amax, e5m2),
+    }
     calls: dict[str, Call] = {}
     for op, given in arguments.items():
         for form in registry.available(device)[op]:

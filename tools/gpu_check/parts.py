@@ -17,6 +17,7 @@ from gpu_check.command import command_of
 from gpu_check.decisions import adopted
 from gpu_check.hardware import environment_facts, synchronize
 from gpu_check.profile import profile_step
+from gpu_check.published_step import Tuning
 from gpu_check.rows import Rows, read_rows
 from gpu_check.turns import Make, TimedSide, measure_turn, take_turns
 from mlbert.config.bert_config import BertConfig
@@ -33,7 +34,27 @@ from mlbert.programs.bench.sides import make_batch
 SEED = 1
 FUSED = "bert fp8 fused"
 WITH_FUSED = {"OPS": "fused"}  # its settings
-MEMCHECKED = ("fp8_product_gelu", "fp8_product_gelu_backward")
+SLOPES = "bert fp8 slopes"
+WITH_SLOPES = {"OPS": "slopes"}
+WITH_QKV = {"OPS": "qkv"}
+# Precision -> side -> its settings. The last one that call 1 adopts is measured in call 2.
+VARIANTS = {
+    "bf16": {"bert bf16 qkv": WITH_QKV},
+    "fp8": {FUSED: WITH_FUSED, SLOPES: WITH_SLOPES, "bert fp8 qkv": WITH_QKV},
+}
+# What it refuses stays refused in the process, so nothing may be made after it.
+FASTEST = "bert fp8 fastest"
+WITH_FASTEST = {"OPS": "fastest"}
+# Not for a CPU without Triton's interpreter, or of no use there.
+HOPPER_FORMS = ("fused", "slopes", "qkv", "fastest")
+# Ops -> the form that compute-sanitizer watches.
+MEMCHECKED = {
+    "fp8_product_gelu": "fused",
+    "fp8_product_gelu_backward": "fused",
+    "fp8_product_slope": "slopes",
+    "fp8_product_slope_backward": "slopes",
+    "fp8_qkv_attention": "qkv",
+}
 COUNTED = ("product_kernel", "attention_forward_kernel")
 COUNT_SECONDS = 33
 MEMCHECK_SECONDS = 65
@@ -96,7 +117,7 @@ def full_scale() -> Scale:
         lengths=(1024, 8192),
         square=8192,
         copied_bytes=4 << 30,
-        turn_seconds=3.0,
+        turn_seconds=2.0,
         ceiling_seconds=2.0,
         kernel_seconds=0.2,
     )
@@ -165,16 +186,16 @@ class Bench:
         baseline: str | None = None,
         opponent: str | None = None,
         changes: Mapping[str, str] | None = None,
-        is_tuned: bool = True,
+        tuning: Tuning = Tuning.TIMED,
     ) -> TimedSide:
         """Return the step of the published configuration with changed settings."""
         settings = {"BATCHSIZE": str(packs), **(changes or {})}
-        if self.is_dry and settings.get("OPS") == "fused":
-            settings["OPS"] = "plain"  # the kernel needs Hopper
+        if self.is_dry and settings.get("OPS") in HOPPER_FORMS:
+            settings["OPS"] = "plain"
         other_shape = None if shape == _shape(PUBLISHED_SHAPE) else shape
         resolved = published_step.configured(precision, self.work, settings, other_shape)
         remarks: list[str] = []
-        published = published_step.PublishedStep(resolved, self.device, remarks.append, is_tuned)
+        published = published_step.PublishedStep(resolved, self.device, remarks.append, tuning)
         batch = published.batch
         return TimedSide(
             name=name,
@@ -259,7 +280,7 @@ def compile_bert(bench: Bench) -> None:
     shape = replace(bench.scale.bert, num_hidden_layers=bench.scale.layers)
     packs = bench.scale.packs[0]
     for precision in published_step.CONFIGS:
-        make = partial(bench.bert, "", precision, packs, shape, is_tuned=False)
+        make = partial(bench.bert, "", precision, packs, shape, tuning=Tuning.NONE)
         bench.rows.measure(precision, partial(_once, bench, make))
 
 
@@ -267,8 +288,9 @@ def compile_fused(bench: Bench) -> None:
     """Compile and prove the fused products."""
     shape = replace(bench.scale.bert, num_hidden_layers=bench.scale.layers)
     packs = bench.scale.packs[0]
-    make = partial(bench.bert, "", "fp8", packs, shape, changes=WITH_FUSED, is_tuned=False)
-    bench.rows.measure("fused", partial(_once, bench, make))
+    for changes in VARIANTS["fp8"].values():
+        make = partial(bench.bert, "", "fp8", packs, shape, changes=changes, tuning=Tuning.NONE)
+        bench.rows.measure(changes["OPS"], partial(_once, bench, make))
 
 
 def compile_modernbert(bench: Bench) -> None:
@@ -325,22 +347,33 @@ def check_memory(bench: Bench) -> None:
 
 def run_memchecked(bench: Bench) -> None:
     """Run the kernels that compute-sanitizer watches."""
-    for op in MEMCHECKED:
-        if "fused" in registry.available(bench.device)[op]:
-            print(op, proof.check(op, "fused", bench.device, torch.bfloat16), flush=True)
+    for op, form in MEMCHECKED.items():
+        if form in registry.available(bench.device)[op]:
+            print(op, proof.check(op, form, bench.device, torch.bfloat16), flush=True)
 
 
 def turns_of_bert(bench: Bench) -> None:
-    """Measure BERT-large's steps in turns."""
+    """Measure BERT-large's steps in turns, in bfloat16 and then in FP8, each of which takes most of
+    the memory.
+
+    In bfloat16, the step whose algorithms were timed is a variant of the one with a rule in place
+    of timing: if it is not adopted, timing is of no use. In FP8 it cannot be 1 % faster.
+    """
     packs = bench.scale.packs[0]
     shape = bench.scale.bert
-    plain = "bert fp8 auto"
-    makes: dict[str, Make] = {
-        plain: partial(bench.bert, plain, "fp8", packs, shape),
-        FUSED: partial(bench.bert, FUSED, "fp8", packs, shape, baseline=plain, changes=WITH_FUSED),
-        "bert bf16 auto": partial(bench.bert, "bert bf16 auto", "bf16", packs, shape),
-    }
-    take_turns(bench.rows, makes, bench.scale.turn_seconds, bench.device)
+    rule = "bert bf16 rule"
+    for precision, variants in VARIANTS.items():
+        auto = f"bert {precision} auto"
+        side = partial(bench.bert, precision=precision, packs=packs, shape=shape)
+        makes: dict[str, Make] = {auto: partial(side, auto)}
+        if precision == "bf16":
+            makes[auto] = partial(side, auto, baseline=rule)
+            makes[rule] = partial(side, rule, tuning=Tuning.RULED)
+        for name, changes in variants.items():
+            makes[name] = partial(side, name, baseline=auto, changes=changes)
+        if precision == "fp8":
+            makes[FASTEST] = partial(side, FASTEST, baseline=auto, changes=WITH_FASTEST)
+        take_turns(bench.rows, makes, bench.scale.turn_seconds, bench.device)
 
 
 def turns_of_modernbert(bench: Bench) -> None:
@@ -366,18 +399,21 @@ def _turns_of_size(bench: Bench, size: str, steps: Iterable[tuple[int, str]]) ->
 
 def turns_of_winners(bench: Bench) -> None:
     """Measure what the first call has adopted, with few and with many packs."""
-    changes: Mapping[str, str] = {}
     if not bench.first.exists():
         bench.rows.append("first call", {"skipped": f"{bench.first} is missing: nothing adopted"})
-    if adopted(read_rows(bench.first)).get(FUSED):
-        changes = WITH_FUSED
+    verdicts = adopted(read_rows(bench.first))
+    settings: dict[str, Mapping[str, str]] = {}
+    for precision, variants in VARIANTS.items():
+        for side, changes in variants.items():
+            if verdicts.get(side):
+                settings[precision] = changes
     few, many = bench.scale.packs
     # Those with many packs leave no memory for another side.
     for group in ((("fp8", few), ("bf16", few)), (("fp8", many),)):
         makes: dict[str, Make] = {}
         for precision, packs in group:
             name = f"bert {precision} adopted, {packs} packs"
-            own = changes if precision == "fp8" else None
+            own = settings.get(precision)
             makes[name] = partial(bench.bert, name, precision, packs, bench.scale.bert, changes=own)
         take_turns(bench.rows, makes, bench.scale.turn_seconds, bench.device)
 

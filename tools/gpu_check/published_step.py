@@ -14,6 +14,7 @@ import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from mlbert.distributed.capture import NoCapture
 from mlbert.distributed.world import World
 from mlbert.host.provenance import tree_root
 from mlbert.ops.config import ComputeConfig
-from mlbert.ops.cublaslt_tuning import tuned
+from mlbert.ops.cublaslt_tuning import ruled, tuned
 from mlbert.ops.proof import prove
 from mlbert.programs.bench.sides import make_batch
 from mlbert.recipes.registry import RECIPES
@@ -76,6 +77,16 @@ def configured(
     return resolve(RECIPES[environ["RECIPE"]], environ)
 
 
+class Tuning(Enum):
+    """How cublasLt's algorithms are chosen: by time, by `mlbert.ops.cublaslt_tuning.ruled`, or not
+    at all, which is the heuristic's first with every epilogue.
+    """
+
+    TIMED = "timed"
+    RULED = "ruled"
+    NONE = "none"
+
+
 class PublishedStep:
     """A configuration's step with its graphs recorded.
 
@@ -83,12 +94,16 @@ class PublishedStep:
         resolved: from `configured`.
         device: where to compute; a CPU, for a rehearsal, captures no graphs.
         say: called with messages about implementations and algorithms.
-        is_tuned: whether to time cublasLt's algorithms, which needs the device for itself: the
+        tuning: how cublasLt's algorithms are chosen. Timing needs the device for itself, and its
             choices are cached.
     """
 
     def __init__(
-        self, resolved: Resolved, device: torch.device, say: Any = print, is_tuned: bool = True
+        self,
+        resolved: Resolved,
+        device: torch.device,
+        say: Any = print,
+        tuning: Tuning = Tuning.TIMED,
     ) -> None:
         config = resolved.config
         world = World.identify({})
@@ -124,8 +139,10 @@ class PublishedStep:
             method.loss_scale,
         )
         self.train_step.warm_up()
-        if graphs and is_tuned:
+        if graphs and tuning is Tuning.TIMED:
             self.train_step.record(partial(tuned, device, True, world.all_reduce_max, say))
+        elif graphs and tuning is Tuning.RULED:
+            self.train_step.record(ruled)
         elif graphs:
             self.train_step.record()
         self._steps = itertools.count()

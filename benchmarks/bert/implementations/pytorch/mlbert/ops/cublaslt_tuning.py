@@ -84,6 +84,25 @@ def tuned(
         tune(library, problems, device, is_first, over_ranks, say)
 
 
+def ruled(warm_up: Callable[[], None]) -> None:
+    """Run `warm_up`, and use the heuristic's first algorithm for each cublasLt product in it, with
+    GELU's derivative as a separate kernel: what timing mostly finds, without timing.
+    """
+    try:
+        library = cublaslt.library()
+    except NativeUnavailable:
+        warm_up()
+        return
+    library.noted = {}
+    try:
+        warm_up()
+        for problem in library.noted:
+            is_apart = problem.epilogue == Epilogue.DGELU_BGRAD
+            library.choices[problem] = APART if is_apart else FIRST
+    finally:
+        library.noted = None
+
+
 def tune(
     library: Library,
     problems: Sequence[MatmulProblem],
