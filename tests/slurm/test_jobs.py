@@ -128,10 +128,12 @@ def test_an_array_trains_each_line_of_a_file(
     for old, new in (("0-99%50", "0-2%2"), ("task=2", "task=1"), ("JOB=100", "JOB=2")):
         assert old in block
         block = block.replace(old, new)
-    words = train_arguments(tmp_path, max_steps=2, cpu_threads="none", save_checkpoint_steps=0)
-    del words[words.index("--output_dir") : words.index("--output_dir") + 2]
-    lines = [[*words[1:], "--learning_rate", str(rate)] for rate in (0.01, 0.02, 0.03, 0.04, 0.05)]
-    (tmp_path / "runs.txt").write_text("".join(f"{' '.join(line)}\n" for line in lines))
+    lines = []
+    for rate in (0.01, 0.02, 0.03, 0.04, 0.05):
+        words = train_arguments(tmp_path, max_steps=2, cpu_threads="none", learning_rate=rate)
+        place = words.index("--output_dir")
+        lines.append(" ".join([*words[1:place], *words[place + 2 :]]))
+    (tmp_path / "runs.txt").write_text("\n".join(lines) + "\n")
     package = {"PYTHONPATH": str(Path(mlbert.__file__).parents[1])}
     done = cluster.run("bash", "-c", block, cwd=tmp_path, environment=package)
     assert done.returncode == 0, done.stderr
