@@ -54,9 +54,14 @@ def library() -> ctypes.CDLL:
     Raises:
         mlbert.host.native.NativeUnavailable: they cannot be compiled or loaded.
     """
+    return native.load("ops", SOURCES, signatures())
+
+
+def signatures() -> dict[str, str]:
+    """Return the signatures of the kernels, as for `mlbert.host.native.load`."""
     scratch = dict.fromkeys(("attention_scratch_floats", "attention_tiles_scratch_floats"), "lll:l")
     void = {name: f"{signature.replace(' ', '')}:v" for name, signature in _SIGNATURES.items()}
-    return native.load("ops", SOURCES, scratch | void)
+    return {**scratch, "attention_tiles_available": ":i", **void}
 
 
 def load(kind: str) -> None:
