@@ -154,20 +154,3 @@ def test_the_cores_of_a_container_and_of_a_slurm_task(
     for name, value in exports.items():
         monkeypatch.setenv(name, value)
     assert machine.usable_cores() == cores
-
-
-@pytest.mark.parametrize(
-    ("load", "idle", "policy"),
-    [(3.9, 0.0, None), (4.0, 0.9375, "passive"), (4.0, 0.95, None)],
-    ids=["low load", "half a core is used", "the load is of the past"],
-)
-def test_threads_wait_passively_if_other_programs_use_cores(monkeypatch, load, idle, policy):
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.setattr(machine, "idle_share", lambda: idle)
-    machine.wait_passively_if_busy()
-    assert os.environ.get("OMP_WAIT_POLICY") == policy
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    machine.wait_passively_if_busy()
-    assert os.environ["OMP_WAIT_POLICY"] == "active"

@@ -17,6 +17,7 @@ from mlbert.host.files import write_atomically
 from mlbert.host.machine import busy_words, threads_per_rank
 from mlbert.host.progress import Progress
 from mlbert.host.provenance import shipped
+from mlbert.host.waiting import adapted_waits
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -95,7 +96,9 @@ def step(
     )
     size = packs or DEFAULT_PACKS.get(config, 8)
     peers = ("huggingface", "expert") if vs == "both" else (vs,) if vs else ()
-    record = run(shape, size, pairs, compute_dtype(precision, place), peers, data, seed, place)
+    dtype = compute_dtype(precision, place)
+    with adapted_waits(1 if is_gpu else torch.get_num_threads()):
+        record = run(shape, size, pairs, dtype, peers, data, seed, place)
     if not _write(record, json_file):
         _print(record)
     if busy := busy_words():

@@ -9,30 +9,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import partial
 
 from mlbert.host.command_line import Command, program, run_program
-from mlbert.host.machine import wait_passively_if_busy
 from mlbert.host.registry import Registry
-
-_computing = partial(Command, before=wait_passively_if_busy)
 
 COMMANDS = Registry(
     {
         "prepare": Command("mlbert.cli.prepare", "Prepare text or data sets for training."),
-        "train": _computing("mlbert.cli.train", "Train once, from exports, flags or YAML."),
-        "mosaic": _computing(
+        "train": Command("mlbert.cli.train", "Train once, from exports, flags or YAML."),
+        "mosaic": Command(
             "mosaic_yaml.commands.main_yaml",
             "Pre-train on streamed text, from Mosaic's YAML.",
         ),
-        "pretrain": _computing(
-            "mlbert.cli.pretrain", "Pre-train a masked-LM model on your own text."
-        ),
-        "finetune": _computing(
+        "pretrain": Command("mlbert.cli.pretrain", "Pre-train a masked-LM model on your own text."),
+        "finetune": Command(
             "mlbert.cli.finetune",
             "Fine-tune on a task, or predict with the result.",
         ),
-        "glue": _computing(
+        "glue": Command(
             "mosaic_yaml.commands.glue",
             "Fine-tune on all GLUE tasks in parallel, and score them.",
         ),
@@ -56,7 +50,7 @@ COMMANDS = Registry(
             "mlbert.cli.launch", "Submit job chains, start ranks, and run launcher helpers."
         ),
         "cache": Command("mlbert.cli.cache", "List, measure and clear the user's cache."),
-        "bench": _computing("mlbert.cli.bench", "Compare speeds as ratios measured in one run."),
+        "bench": Command("mlbert.cli.bench", "Compare speeds as ratios measured in one run."),
     }
 )
 

@@ -68,11 +68,9 @@ class Command(Choice):
 
     Attributes:
         help: its line in the list of commands.
-        before: called before the module is imported.
     """
 
     help: str
-    before: Callable[[], None] = lambda: None
 
     def load(self) -> Any:
         """Import the module, of this or a sibling package, and return its ``app``."""
@@ -96,7 +94,6 @@ class LazyCommand(TyperCommand):
         """Load the command and return its context;
         a group without a subcommand prints its help and fails.
         """
-        self._command.before()
         command = self.load()
         _adapt(command)
         if isinstance(command, TyperGroup):

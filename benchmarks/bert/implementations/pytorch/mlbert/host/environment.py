@@ -12,13 +12,6 @@ def environment() -> Mapping[str, str]:
     return os.environ
 
 
-def set_default(name: str, value: str) -> None:
-    """Set a variable that is not set, for a library that reads it when it is loaded,
-    and for child processes.
-    """
-    os.environ.setdefault(name, value)
-
-
 @contextmanager
 def default_variable(name: str, value: str) -> Iterator[None]:
     """Set a variable that is not set within the block,

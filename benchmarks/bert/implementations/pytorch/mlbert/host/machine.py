@@ -9,14 +9,15 @@ import re
 import time
 from pathlib import Path
 
-from mlbert.host.environment import environment, set_default
+from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 
 SYSTEM = Path("/")
 LOOK_SECONDS = 0.5
-BUSY_CORES = 0.5  # used by other programs, from which on threads wait passively
+BUSY_CORES = 0.5  # used by other programs, from which on a run leaves cores to them
 LEAST_IDLE = 0.25  # share of the cores' time without which they count as busy
 _IDLE_COLUMNS = (3, 4)  # of a line of /proc/stat, after its name: idle, and waiting for a disk
+_GUEST = 8  # from this column on, the times are part of other columns
 NONE = "none"
 
 # (word of the name, family, models, steppings, generation)
@@ -200,6 +201,16 @@ def busy_words() -> str | None:
     return f"Other programs keep this machine busy (load {load:.1f} on {words})"
 
 
+def busy_seconds() -> float:
+    """Return the core seconds that all programs have used since the machine started, on the cores
+    that this process may use. Time that a virtual machine did not get from its host counts too.
+    """
+    ticks = 0
+    for spent in _cpu_times().values():
+        ticks += sum(spent[:_GUEST]) - sum(spent[column] for column in _IDLE_COLUMNS)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _cpu_times() -> dict[str, list[int]]:
     """Return the times that /proc/stat has for each core that this process may use, in ticks."""
     names = {f"cpu{index}" for index in os.sched_getaffinity(0)}
@@ -234,18 +245,6 @@ def threads_per_rank(
     if local_world_size == 1:
         return free_cores()
     return 1 if busy_load() is not None else share  # the load may be that of the other ranks
-
-
-def wait_passively_if_busy() -> None:
-    """Let OpenMP's threads sleep while they wait for each other
-    if other programs use part of the cores.
-
-    Call it before torch is imported. A thread that spins takes the core that the other one needs.
-    On an idle machine, a step of a small model takes 1.5 times as long with sleeping threads.
-    """
-    cores = len(os.sched_getaffinity(0))
-    if os.getloadavg()[0] >= cores / 2 and (1 - idle_share()) * cores >= BUSY_CORES:
-        set_default("OMP_WAIT_POLICY", "passive")
 
 
 def fewer_threads_words(cpu_threads: int | None, threads: int) -> str | None:

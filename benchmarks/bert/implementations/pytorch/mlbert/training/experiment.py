@@ -51,6 +51,7 @@ from mlbert.host.errors import UserError, in_public_words
 from mlbert.host.files import plain_size, write_atomically
 from mlbert.host.machine import fewer_threads_words, threads_per_rank
 from mlbert.host.provenance import tree_root
+from mlbert.host.waiting import adapted_waits
 from mlbert.mlperf import rules
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.mlperf.keys import ELAPSED
@@ -215,7 +216,8 @@ def run_experiment(
     is_open = world.local_world_size == 1 and world.device.type == "cpu"
     if is_open and (words := fewer_threads_words(compute.cpu_threads, num_threads)):
         say(words)
-    with ExitStack() as last, lifecycle.guard():
+    waiting_threads = num_threads if world.device.type == "cpu" else 1
+    with ExitStack() as last, lifecycle.guard(), adapted_waits(waiting_threads):
         seed = world.broadcast_int(choose_seed(settings, paths))
         log.event("cache_clear", settings.caches_cleared)
         log.start("init_start")
@@ -620,7 +622,8 @@ def evaluate_only(
         return model, objective, samples
 
     model, objective, samples = world.rendezvous.run_all("evaluation", build)
-    with task(samples.num_examples) as advance:
+    waiting_threads = torch.get_num_threads() if world.device.type == "cpu" else 1
+    with task(samples.num_examples) as advance, adapted_waits(waiting_threads):
 
         def each(batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
             for batch in batches:
