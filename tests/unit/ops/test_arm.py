@@ -24,6 +24,7 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArmLibrary]:
     library.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_kernels_agree_with_their_references(arm, dtype, monkeypatch, native_ops):
     calls = list[str]()

@@ -4,6 +4,7 @@ the network test's verdict; the loader benchmark, and sides that are not install
 
 import dataclasses
 import json
+import time
 
 import pytest
 import torch
@@ -39,6 +40,21 @@ def test_all_sides_compute_the_same_losses():
     for side in experts:
         assert [side.step(), side.step()] == pytest.approx(losses, abs=1e-5)
     assert sides.our_side(batch, model, seed=1).step() == pytest.approx(losses[0], abs=1e-5)
+
+
+@pytest.mark.parametrize("slow", [torch.float32, torch.bfloat16])
+def test_auto_precision_is_the_faster_one(monkeypatch, slow, restore_selection):
+    monkeypatch.setattr(step_time, "has_bf16_products", lambda: True)
+    plain_side = step_time.our_side
+
+    def delayed_side(batch, model, seed):
+        side = plain_side(batch, model, seed)
+        seconds = 0.3 if model.dtype == slow else 0.0
+        return sides.Side(side.name, lambda: (time.sleep(seconds), side.step())[1])
+
+    monkeypatch.setattr(step_time, "our_side", delayed_side)
+    other = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32}[slow]
+    assert step_time.faster_dtype(SHAPE, 2, None, 1) == other
 
 
 def test_a_graph_trains_like_the_step_without_one(monkeypatch, restore_selection):

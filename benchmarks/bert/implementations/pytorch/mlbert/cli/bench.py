@@ -79,7 +79,7 @@ def step(
     import torch
 
     from mlbert.ops.precision import compute_dtype
-    from mlbert.programs.bench.step_time import run
+    from mlbert.programs.bench.step_time import faster_dtype, run
 
     has_cuda = torch.cuda.is_available()
     if device == "cuda" and not has_cuda:
@@ -96,8 +96,11 @@ def step(
     )
     size = packs or DEFAULT_PACKS.get(config, 8)
     peers = ("huggingface", "expert") if vs == "both" else (vs,) if vs else ()
-    dtype = compute_dtype(precision, place)
     with adapted_waits(1 if is_gpu else torch.get_num_threads()):
+        if precision == "auto" and not is_gpu:
+            dtype = faster_dtype(shape, size, data, seed)
+        else:
+            dtype = compute_dtype(precision, place)
         record = run(shape, size, pairs, dtype, peers, data, seed, place)
     if not _write(record, json_file):
         _print(record)

@@ -65,8 +65,8 @@ class ComputeConfig(Section):
 
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8", "fp8-forward"] = fixed_setting(
         "PRECISION",
-        "Number format of matrix products. fp8: in the encoder; "
-        "fp8-forward: without the gradients' products.",
+        "Number format of matrix products. auto: bf16 on a GPU, on a CPU what is faster for the "
+        "run; fp8: in the encoder; fp8-forward: without the gradients' products.",
         default="auto",
     )
     fp8_fast_accumulation: Literal["forward", "all"] = fixed_setting(

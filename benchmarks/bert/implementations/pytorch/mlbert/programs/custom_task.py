@@ -39,7 +39,6 @@ from mlbert.host.json_files import as_json
 from mlbert.models import task_model
 from mlbert.models.fill_mask import open_model
 from mlbert.models.weights.huggingface import token_obstacle
-from mlbert.ops.precision import small_model_precision
 from mlbert.programs.custom_corpus.corpus_plan import cpu_threads
 from mlbert.programs.save_on_signal import train_until_signal
 from mlbert.programs.task_folder import REPORT, TaskFolder, held_folder
@@ -264,7 +263,7 @@ class _Run:
             "init_checkpoint": str(asked.start),
             "bert_config_file": self._folder.path / "bert_config.json",
             "tokenizer": str(self._folder.path),
-            "precision": small_model_precision(self._world.device),
+            "precision": "auto",
             "cpu_threads": cpu_threads(),
             "seed": asked.seed,
             "input_dir": rows.path,

@@ -3,8 +3,8 @@ custom text.
 
 Pure arithmetic. A run gets as many tokens as fit its time. Model shape and vocabulary follow from
 the text and that number; batch, learning rate and schedule follow from the shape and the number of
-updates. Precision depends on the processor: see `mlbert.ops.precision.small_model_precision`. For
-weight initialization see `mlbert.models.bert`.
+updates. Precision is timed before the run: see `mlbert.training.auto_precision`. For weight
+initialization see `mlbert.models.bert`.
 
 Measured (records/2026-11-22_pretrain_epyc-2cpu, 2026-11-24_muon_epyc-2cpu and
 2026-11-26_race_epyc-2cpu, minutes on one core): 2 layers x 128, 4 x 256 and 6 x 384 with 16

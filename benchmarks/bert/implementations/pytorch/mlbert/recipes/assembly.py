@@ -73,20 +73,20 @@ class Compute:
     ops: str
 
 
-def choose_compute(
-    configuration: Configuration, device: torch.device, warn: Callable[[str], None]
-) -> Compute:
+def choose_compute(context: BuildContext) -> Compute:
     """Select the ops for this process.
 
     Raise UserError if the device or the model does not support the settings.
     """
-    config = configuration[ComputeConfig]
-    dtype = compute_dtype(config.precision, device)
+    config = context.config[ComputeConfig]
+    device = context.world.device
+    warn = context.warn
+    dtype = compute_dtype(context.precision, device)
     products = fp8_products(config.precision, device, config.fp8_fast_accumulation)
     chosen = ops.select(config.ops, device)
     if config.ops == "auto" and device.type == "cpu" and (problem := native.problem()):
         warn(f"warning: {problem}")
-    if configuration[ModelConfig].model_implementation == HUGGING_FACE:
+    if context.config[ModelConfig].model_implementation == HUGGING_FACE:
         if products:
             reason = "Hugging Face's model has no FP8 products"
             remedy = "Set PRECISION=bf16 or MODEL_IMPLEMENTATION=mlbert"
@@ -104,7 +104,7 @@ def prove_ops(context: BuildContext, shape: BertConfig) -> None:
     compute = context.config[ComputeConfig]
     world = context.world
     proof.prove(
-        compute.ops, compute.precision, shape, world.device, world.all_reduce_max, context.warn
+        compute.ops, context.precision, shape, world.device, world.all_reduce_max, context.warn
     )
 
 
@@ -165,7 +165,7 @@ def start_model(
     """
     config = context.config
     device = context.world.device
-    compute = choose_compute(config, device, context.warn)
+    compute = choose_compute(context)
     model = make(config, shape, compute)
     start_weights(
         model,

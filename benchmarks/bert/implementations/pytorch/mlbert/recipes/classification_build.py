@@ -45,7 +45,7 @@ def build(context: BuildContext, inputs: TaskInputs) -> Method:
     config = context.config
     world = context.world
     model, objective, evaluation = build_evaluation(context, inputs)
-    compute = assembly.choose_compute(config, world.device, context.warn)
+    compute = assembly.choose_compute(context)
     data = config[DataConfig]
     text = config[TextConfig]
     update = assembly.build_replicated_update(config, model, world, "classification")
@@ -167,7 +167,7 @@ def build_evaluation(
         world_size=world.world_size,
         warn=context.warn,
     )
-    compute = assembly.choose_compute(config, world.device, context.warn)
+    compute = assembly.choose_compute(context)
     model = make_classifier(
         config[ModelConfig],
         inputs.card.max_seq_length,

@@ -69,6 +69,7 @@ from mlbert.runs.progress import Limits, Pace, RunOutcome, TrainState
 from mlbert.runs.run_folder import RunFolder, choose_seed
 from mlbert.runs.starting_weights import newest_checkpoint, weights_file
 from mlbert.runs.step_folders import StepFolders
+from mlbert.training.auto_precision import choose_precision
 from mlbert.training.best_weights import BestWeights
 from mlbert.training.checkpoint import CheckpointFolder, Snapshots
 from mlbert.training.config import EvaluationConfig, PhaseConfig
@@ -223,10 +224,11 @@ def run_experiment(
         log.start("init_start")
         run_identity.log_submission(log.event, config[SubmissionConfig])
         log.event("seed", seed)
-        build.prepare(BuildContext(config, world, seed, say), inputs.shape)
+        context = choose_precision(build, BuildContext(config, world, seed, say), inputs, say)
+        build.prepare(context, inputs.shape)
         config, method = build_fitting(
             config,
-            lambda fitting: build.build(BuildContext(fitting, world, seed, say), inputs),
+            lambda fitting: build.build(replace(context, config=fitting), inputs),
             world,
             say,
         )

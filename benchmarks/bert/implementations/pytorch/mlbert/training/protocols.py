@@ -30,6 +30,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.config.configuration import Configuration
 from mlbert.data.batches import Batch, HostBatch, StaticShape
 from mlbert.distributed.world import World
+from mlbert.ops.config import ComputeConfig
 
 # Dropout keys as keys[layer][site]: a table on the device, or 32-bit numbers on the host.
 Keys = Tensor | Sequence[Sequence[int]]
@@ -373,12 +374,21 @@ class BuildContext:
         world: the ranks; initialized.
         seed: of the initial weights and the order of the data.
         warn: prints a line for the user.
+        auto_precision: what PRECISION=auto means, as chosen by
+            `mlbert.training.auto_precision`; if it is "auto", the device decides.
     """
 
     config: Configuration
     world: World
     seed: int
     warn: Callable[[str], None]
+    auto_precision: str = "auto"
+
+    @property
+    def precision(self) -> str:
+        """Return PRECISION, or what it means if it is "auto"."""
+        given = self.config[ComputeConfig].precision
+        return self.auto_precision if given == "auto" else given
 
 
 class RecipeBuild(Protocol):

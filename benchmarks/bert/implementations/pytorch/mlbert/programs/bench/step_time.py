@@ -12,6 +12,7 @@ from __future__ import annotations
 import platform
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -22,8 +23,11 @@ from mlbert.data.batches import HostBatch
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops
 from mlbert.ops.peak import gemm_peak_flops
-from mlbert.programs.bench.expert import fastest_side
+from mlbert.ops.precision import has_bf16_products
+from mlbert.programs.bench.expert import Choice, expert_side, fastest_side
 from mlbert.programs.bench.sides import Side, alternate, make_batch, our_side, their_side
+
+CHOICE_STEPS = 3  # measured steps in each dtype
 
 
 def run(
@@ -35,6 +39,7 @@ def run(
     data: Path | None,
     seed: int,
     device: torch.device,
+    expert_choice: Choice | None = None,
 ) -> dict[str, object]:
     """Run the benchmark and return a JSON-able record; times in seconds, rates per second.
 
@@ -47,6 +52,7 @@ def run(
         data: prepared set to read sequences from.
         seed: seed of weights, data and dropout.
         device: where to compute.
+        expert_choice: form of the expert's step; None tries several and takes the fastest.
     """
     implementations = ops.select("auto", device)
     batch = make_batch(config, packs, data, seed)
@@ -57,7 +63,10 @@ def run(
     record: dict[str, object] = {}
     if "huggingface" in versus:
         peers.append(their_side(config, batch, dtype, model))
-    if "expert" in versus:
+    if "expert" in versus and expert_choice is not None:
+        peers.append(expert_side(config, batch, dtype, model, expert_choice))
+        record["expert"] = {"choice": asdict(expert_choice)}
+    elif "expert" in versus:
         side, record["expert"] = fastest_side(config, batch, dtype, model)
         peers.append(side)
     sides = [our_side(batch, model, seed, as_graph=device.type == "cuda"), *peers]
@@ -86,6 +95,24 @@ def run(
     return record | {
         "ratios": {side.name: pair_ratios(seconds["mlbert"], seconds[side.name]) for side in peers}
     }
+
+
+def faster_dtype(config: BertConfig, packs: int, data: Path | None, seed: int) -> torch.dtype:
+    """Return the dtype in which our step is faster on this processor: float32 or bfloat16.
+
+    The arguments are those of `run`.
+    """
+    if not has_bf16_products():
+        return torch.float32
+    ops.select("auto", "cpu")
+    batch = make_batch(config, packs, data, seed)
+    medians = dict[torch.dtype, float]()
+    for dtype in (torch.float32, torch.bfloat16):
+        model = BertForPreTraining(config, dtype)
+        model.initialize(seed)
+        side = our_side(batch, model, seed)
+        medians[dtype] = statistics.median(alternate([side], CHOICE_STEPS)[side.name])
+    return min(medians, key=medians.__getitem__)
 
 
 def common_record(

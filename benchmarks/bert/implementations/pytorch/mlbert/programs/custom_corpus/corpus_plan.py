@@ -89,7 +89,7 @@ def make_plan(
         rate = CONTINUED * rules.learning_rate(optimizer, shape.hidden_size)
     settings = {
         "recipe": MASKED_LM,
-        "precision": precision,
+        "precision": "auto",
         "init_checkpoint": init,
         "max_seq_length": length,
         "train_batch_size": choice.sequences,

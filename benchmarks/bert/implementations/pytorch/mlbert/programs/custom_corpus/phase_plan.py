@@ -24,7 +24,6 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.config.presets import Preset
 from mlbert.config.resolution import Resolved
 from mlbert.host.errors import UserError
-from mlbert.ops.precision import small_model_precision
 from mlbert.programs.custom_corpus.corpus_plan import BYTES_A_TOKEN, resolve_on_text
 from mlbert.programs.custom_corpus.own_folder import OwnFolder
 from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
@@ -243,7 +242,7 @@ def resolve_phase(
     growth = plan.growth
     is_first_call = not resume
     values: dict[str, Any] = {
-        "precision": small_model_precision(device),
+        "precision": "auto",
         "init_checkpoint": plan.parent if is_first_call else None,
         "init_optimizer": plan.parent if is_first_call and plan.with_optimizer else None,
         "extend_context": plan.phase == EXTEND,
