@@ -5,34 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from measured_model import Measured
+
 COMPARE = "compare"
 PARTS = "parts"
 SWEEP = "sweep"
 SEQUENCES = (8, 32, 128)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A model to measure.
-
-    Attributes:
-        compared: sequences of a batch in comparisons.
-        pairs: steps of each side, with that many sequences.
-        swept_layers: layers in the measurements of threads and sequences, which take long for
-            BERT-base with all of them.
-        tuned_layers: layers with which the expert's form is chosen.
-    """
-
-    compared: int
-    pairs: int
-    swept_layers: int
-    tuned_layers: int
-
-    def pairs_of(self, sequences: int) -> int:
-        """Return the steps to measure with a batch of this size: fewer if they take longer."""
-        return max(1, min(self.pairs, self.pairs * self.compared // sequences))
-
-
 MODELS = {
     "demo": Measured(compared=32, pairs=31, swept_layers=1, tuned_layers=1),
     "base": Measured(compared=8, pairs=3, swept_layers=4, tuned_layers=2),
@@ -52,8 +30,8 @@ class Cell:
     @property
     def name(self) -> str:
         """Return the stem of its file's name."""
-        words = (self.model, self.precision, self.kind)
-        return "_".join([*words, f"{self.threads}threads", f"{self.sequences}sequences"])
+        sizes = f"{self.threads}threads_{self.sequences}sequences"
+        return f"{self.model}_{self.precision}_{self.kind}_{sizes}"
 
     @classmethod
     def named(cls, name: str) -> Cell:
