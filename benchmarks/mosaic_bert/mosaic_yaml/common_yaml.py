@@ -512,7 +512,7 @@ def add_outputs(leaves: Leaves, layer: Layer, durations: Durations) -> None:
     """Add run folder, checkpoints, console and loggers."""
     assert durations.max_steps is not None, "of the whole training"
     layer.put("run_name", leaves.text("run_name", "bert"))
-    output = find_output_folder(leaves, durations.max_steps)
+    output = find_output_folder(leaves, durations.max_steps, durations.step_tokens)
     if leaves.optional_text("save_folder") is None:
         layer.put("output_dir", output.base, "run_name")
         layer.put("experiment", output.experiment)

@@ -21,6 +21,12 @@ _MOST_STEPS = 2**40
 _ROUNDING = 1e-12  # relative: of a product of two numbers that should be a whole one
 
 
+def unit_of(text: object) -> str | None:
+    """Return the unit of a duration; None if the text is not one."""
+    match = _FORM.fullmatch(str(text))
+    return None if match is None else match[2]
+
+
 @dataclass(frozen=True)
 class Durations:
     """Convert durations to steps.
@@ -33,6 +39,8 @@ class Durations:
         growth: of a rank's batch to the full one; None if it does not grow.
         knows_tokens: False if tokens are counted without padding, and rows are not full.
         is_packed: several sequences fill a row.
+        step_tokens: tokens without padding that count as one step of the training and its learning
+            rate (STEP_TOKENS); None if steps do. Intervals are in steps all the same.
     """
 
     sequences_per_step: int
@@ -42,6 +50,7 @@ class Durations:
     growth: BatchGrowth | None = None
     knows_tokens: bool = True
     is_packed: bool = False
+    step_tokens: int | None = None
 
     @property
     def counts_steps(self) -> bool:
@@ -58,6 +67,7 @@ class Durations:
                 or a number out of range.
         """
         number, unit = self._parsed(name, text)
+        self._check_unit(name, text, number, unit)
         if unit == "ba":
             steps = math.ceil(min(number, 2 * _MOST_STEPS))  # 1e999 is infinite
         elif self.growth is not None:
@@ -74,12 +84,24 @@ class Durations:
     def last_steps(self, name: str, text: object, *, least: int = 1) -> int:
         """Return the steps of a duration at the end; raises UserError as `steps` does."""
         number, unit = self._parsed(name, text)
+        self._check_unit(name, text, number, unit)
         if unit == "ba" or self.growth is None:
             return self.interval(name, text, least=least)
         assert self.max_steps is not None
         all_batches = self.growth.full_batches(self.max_steps)
         before = max(all_batches - self._full_batches(number, unit), 0.0)
         return self._checked(name, text, self.max_steps - self._steps_for(before), least)
+
+    def _check_unit(self, name: str, text: object, number: float, unit: str) -> None:
+        """Raise UserError unless a place in a training that counts tokens is in tokens."""
+        if self.step_tokens is None or unit in ("tok", "dur") or not number:
+            return
+        raise UserError(
+            "config.conflict",
+            f"{name}={text}",
+            "is not in tok or dur, and max_duration counts tokens without padding",
+            "Write it in tok, or max_duration in ba",
+        )
 
     def _parsed(self, name: str, text: object) -> tuple[float, str]:
         """Return the number and the unit of a duration."""

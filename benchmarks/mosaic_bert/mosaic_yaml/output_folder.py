@@ -45,8 +45,11 @@ class OutputFolder:
     saves_last_step: bool
 
 
-def find_output_folder(leaves: Leaves, max_steps: int) -> OutputFolder:
-    """Return the folder of a run of ``max_steps``; nothing is changed.
+def find_output_folder(
+    leaves: Leaves, max_steps: int, step_tokens: int | None = None
+) -> OutputFolder:
+    """Return the folder of a run of ``max_steps``, each of so many tokens unless ``step_tokens`` is
+    None; nothing is changed.
 
     Raises:
         UserError: the folder holds a run that these names neither continue nor replace,
@@ -73,7 +76,7 @@ def find_output_folder(leaves: Leaves, max_steps: int) -> OutputFolder:
     run = RunFolder.at(base, experiment)
     replaces = bool(overwrite.value and (run.is_finished or run.has_trained))
     if not replaces:
-        _check_old_run(run, bool(autoresume.value), max_steps)
+        _check_old_run(run, bool(autoresume.value), max_steps, step_tokens)
     return OutputFolder(
         base=base,
         experiment=experiment,
@@ -84,7 +87,9 @@ def find_output_folder(leaves: Leaves, max_steps: int) -> OutputFolder:
     )
 
 
-def _check_old_run(run: RunFolder, may_resume: bool, max_steps: int) -> None:
+def _check_old_run(
+    run: RunFolder, may_resume: bool, max_steps: int, step_tokens: int | None
+) -> None:
     """Raise UserError if a run that is not to be replaced can neither be resumed nor started
     again.
     """
@@ -102,12 +107,14 @@ def _check_old_run(run: RunFolder, may_resume: bool, max_steps: int) -> None:
             "save_overwrite=true and no autoresume to replace it"
         )
         raise UserError("run.exists", run.folder, reason, f"{remedy}, {_OR}")
-    trained = run.finished_steps
-    if trained is not None and max_steps <= trained:
-        reason = f"holds a finished run of {trained} steps, and max_duration is {max_steps} steps"
+    unit = "steps" if step_tokens is None else "tokens"
+    trained = run.finished_count(unit)
+    asked = max_steps * (step_tokens or 1)
+    if trained is not None and asked <= trained:
+        reason = f"holds a finished run of {trained} {unit}, and max_duration is {asked} {unit}"
         remedy = f"Raise max_duration to extend it, give save_overwrite=true to replace it, {_OR}"
         raise UserError("run.exists", run.folder, reason, remedy)
-    if max_steps < steps[-1]:
+    if step_tokens is None and max_steps < steps[-1]:
         reason = f"has a checkpoint at step {steps[-1]}, and max_duration is {max_steps} steps"
         remedy = f"Raise max_duration, give save_overwrite=true to start again, {_OR}"
         raise UserError("run.other-settings", run.folder, reason, remedy)

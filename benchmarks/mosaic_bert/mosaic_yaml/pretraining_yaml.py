@@ -15,7 +15,7 @@ from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.host.errors import UserError
 from mlbert.runs.starting_weights import newest_checkpoint
 from mosaic_yaml import common_yaml
-from mosaic_yaml.durations import Durations
+from mosaic_yaml.durations import Durations, unit_of
 from mosaic_yaml.nested_yaml import Layer, Leaves, YamlValue
 
 _DATASET = (
@@ -86,6 +86,7 @@ NAMES: common_yaml.Names = {
     "eval_iter_steps": ("eval_interval",),
     "init_optimizer": ("load_path",),
     "extend_context": ("reset_time",),
+    "step_tokens": ("count_padding_tokens",),
 }
 _DEFAULT_SPLITS = {"train_loader": "train", "eval_loader": "val"}
 
@@ -149,13 +150,20 @@ def to_settings(
             raise UserError("data.too-small", train[0].name, reason, "Lower the batch")
         return count // per_step
 
+    growth = _add_growth(leaves, layer, int(length.value), world_size)
+    step_tokens = None
+    in_tokens = unit_of(leaves.text("max_duration", None).value) == "tok"
+    if in_tokens and packing.value and not counts_padding.value:
+        step_tokens = per_step * int(length.value)
+        layer.put("step_tokens", step_tokens, counts_padding.origin)
     durations = Durations(
         per_step,
         int(length.value),
         steps_per_epoch,
-        growth=_add_growth(leaves, layer, int(length.value), world_size),
+        growth=growth if step_tokens is None else None,
         knows_tokens=bool(counts_padding.value or packing.value),
         is_packed=bool(packing.value),
+        step_tokens=step_tokens,
     )
     durations = common_yaml.add_schedule(leaves, layer, durations)
     interval = durations.read_interval(leaves, "eval_interval", "1000ba")

@@ -101,6 +101,8 @@ def test_what_is_refused(work: Path) -> None:
         pretrain("max_duration=1ep")
     with user_error("config.unsupported", "max_duration=100tok"):
         pretrain("max_duration=100tok", "train_loader.sequence_packing=false")
+    with user_error("config.conflict", "scheduler.t_warmup=2ba"):
+        pretrain("max_duration=1000tok", "scheduler.t_warmup=2ba")
     with user_error("config.range", "argument train_loader.batch_size_warmup_min_size="):
         pretrain("max_duration=4ba", "train_loader.batch_size_warmup_min_size=7")
     assert not (work / "out").exists()
@@ -128,12 +130,19 @@ def test_durations_while_the_batch_grows(unit: str) -> None:
 def test_the_published_yaml_of_modernbert_runs_with_other_paths_and_sizes(
     work: Path, tree_root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert app([str(tree_root / MODERN), *SIZES], standalone_mode=False) == 0
+    words = [*SIZES, "console_log_interval=1ba"]
+    assert app([str(tree_root / MODERN), *words], standalone_mode=False) == 0
     out = work / "checkpoints/modernbert-base-pretrain"
     summary = read_summary(out)
-    assert 6_000 * 0.7 < summary["tokens"] < 6_000 + 12 * 24
+    assert 6_000 <= summary["tokens"] < 6_000 + 12 * 24, "without padding"
+    rates = [point["learning_rate"] for point in read_metrics(out)]
+    rising = [rate for rate in rates if rate < 8e-4]
+    assert rates[:2] == [0.0, 0.0]
+    assert len(rising) > 4, "a warm-up of four full batches takes more steps while the batch grows"
+    assert set(rates[len(rising) :]) == {8e-4}
     notes = next(line for line in capsys.readouterr().out.splitlines() if "not read" in line)
     assert "callbacks.packing_efficiency" in notes
+    assert "train_loader.num_workers" in notes
     assert "model.model_config.compile_model" in notes
     assert "model.model_config.sliding_window" not in notes
     config = json.loads((out / "run_0/huggingface/config.json").read_text())
@@ -145,6 +154,8 @@ def test_the_published_yaml_of_modernbert_runs_with_other_paths_and_sizes(
     assert shown["OPTIMIZER"] == "decoupled_stableadamw"
     assert shown["SCHEDULE"] == "constant"
     assert shown["DECAY_ALL"] == "no"
+    with user_error("run.exists", Path("checkpoints/modernbert-base-pretrain/run_0")):
+        app([str(tree_root / MODERN), *words], standalone_mode=False)  # it has its tokens
 
 
 @pytest.mark.slow
@@ -206,9 +217,10 @@ def test_the_published_sizes_of_modernbert(tree_root: Path) -> None:
     assert layer["batchsize_warmup_steps"][0] == steps == 18193
     growth = BatchGrowth(96, 576, steps)
     assert growth.before(steps) * 8 * 1024 == pytest.approx(50e9, rel=1e-3)
+    step_tokens = 4608 * 1024
+    assert layer["step_tokens"][0] == step_tokens
     for name, tokens in (("max_steps", 1_719e9), ("warmup_steps", 3e9)):
-        step = int(str(layer[name][0]))
-        assert growth.before(step) * 8 * 1024 >= tokens > growth.before(step - 1) * 8 * 1024
+        assert layer[name][0] == math.ceil(tokens / step_tokens)
     shape = BertConfig.from_json(Path(str(layer["bert_config_file"][0])))
     shape = shape.with_options(str(layer["model_options"][0]))
     assert shape.num_parameters == pytest.approx(149.7e6, rel=5e-3)

@@ -76,7 +76,8 @@ def pretrain(path: YamlFile, words: Words = None) -> int:
 
 def run_yaml(leaves: Leaves, layer: Layer, resolved: Resolved, world: World) -> int:
     """Train as a YAML says, and return the exit status."""
-    output = find_output_folder(leaves, int(str(layer["max_steps"][0])))
+    step_tokens = int(str(layer["step_tokens"][0])) if "step_tokens" in layer else None
+    output = find_output_folder(leaves, int(str(layer["max_steps"][0])), step_tokens)
     options = RunOptions(
         extends=output.extends,
         replaces=output.replaces,

@@ -97,9 +97,8 @@ class RunFolder:
         """True if the run has ended and written its summary."""
         return (self.folder / _SUMMARY).exists()
 
-    @property
-    def finished_steps(self) -> int | None:
-        """The steps of a finished run; None if it is not finished.
+    def finished_count(self, unit: str = "steps") -> int | None:
+        """Return the steps, or the tokens, of a finished run; None if it is not finished.
 
         Raises UserError if its summary is damaged.
         """
@@ -107,10 +106,10 @@ class RunFolder:
             return None
         summary = self.folder / _SUMMARY
         remedy = "Move it away, or use another folder"
-        steps = read_json(summary, remedy).get("steps")
-        if not isinstance(steps, int):
+        count = read_json(summary, remedy).get(unit)
+        if not isinstance(count, int):
             raise UserError("file.in-the-way", summary, "is not the summary of a run", remedy)
-        return steps
+        return count
 
     @property
     def checkpoint_steps(self) -> list[int]:
@@ -128,7 +127,7 @@ class RunFolder:
 
         Raises UserError if its summary is not ours.
         """
-        if self.finished_steps is None:
+        if self.finished_count() is None:
             return
         summary = self.folder / _SUMMARY
         with writing(summary, "Set LOGDIR to a writable folder"):
@@ -141,7 +140,7 @@ class RunFolder:
         Raises UserError, before it removes anything,
         if a checkpoint was not written by this program.
         """
-        _ = self.finished_steps  # checks the mark of the summary
+        self.finished_count()  # checks the mark of the summary
         remove_checkpoints(self.folder / "checkpoints")
         self.reopen()
         for part in self.log.parent.glob(f"{self.log.stem}.part*.txt"):
