@@ -115,6 +115,42 @@ def test_all_ranks_have_read_what_was_gathered_before_the_store_closes(tmp_path:
     assert outcome(gather_and_leave, (), tmp_path, 3) == ([0, 0, 0], [])
 
 
+def run_first(end: str) -> None:
+    """Let rank 0 work for a second."""
+    world = World.identify()
+
+    def work() -> list[int]:
+        time.sleep(1.0)
+        if end == "mistake":
+            raise UserError("data.missing", "TEXT", "is empty", "Give another one")
+        if end == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if end == "interrupted":
+            raise KeyboardInterrupt
+        return [world.rank, 7]
+
+    def run() -> int:
+        assert world.rendezvous.run_on_rank_0("work", work) == [0, 7]
+        return 0
+
+    raise SystemExit(exit_code(run))
+
+
+@pytest.mark.parametrize(
+    ("way", "statuses", "words"),
+    [
+        ("success", [0, 0, 0], []),
+        ("mistake", [2, 2, 2], ["mlbert: error: TEXT: is empty. Give another one. [data.missing]"]),
+        ("killed", [-signal.SIGKILL, 3, 3], []),
+        ("interrupted", [130, 3, 3], []),
+    ],
+)
+def test_all_ranks_wait_for_the_work_of_rank_0(
+    tmp_path: Path, way: str, statuses: list[int], words: list[str]
+) -> None:
+    assert outcome(run_first, (way,), tmp_path, 3) == (statuses, words)
+
+
 def run_all(mistakes: dict[str, str]) -> None:
     world = World.identify()
 

@@ -54,6 +54,24 @@ class AllRanks:
             source.close()
 
 
+def imitate(ranks: int) -> None:
+    """Let this process, a run on one rank, read the batches of so many ranks."""
+    make = text_run.make_source
+
+    def make_all(data: Any, *arguments: Any, **options: Any) -> AllRanks:
+        rows = data.train_batch_size // ranks
+        part = data.model_copy(update={"train_batch_size": rows})
+        text, corpus, growth, steps = arguments
+        assert growth.is_constant, "a growing batch takes one row more on each rank"
+        sources = []
+        for rank in range(ranks):
+            place = {**options, "rank": rank, "world_size": ranks}
+            sources.append(make(part, text, corpus, growth.constant(rows), steps, **place))
+        return AllRanks(sources)
+
+    text_run.make_source = make_all
+
+
 def train(folder: str, out: str, ranks: int, imitated: int) -> None:
     """Train on ``ranks`` ranks, or on one with the batches of ``imitated`` ranks."""
     work = Path(folder)
@@ -66,19 +84,7 @@ def train(folder: str, out: str, ranks: int, imitated: int) -> None:
         max_steps=STEPS,
     )
     if imitated > 1:
-        make = text_run.make_source
-
-        def make_all(data: Any, *arguments: Any, **options: Any) -> AllRanks:
-            part = data.model_copy(update={"train_batch_size": ROWS // imitated})
-            growth = type(arguments[2]).constant(ROWS // imitated)
-            text, corpus, _, steps = arguments
-            sources = []
-            for rank in range(imitated):
-                place = {**options, "rank": rank, "world_size": imitated}
-                sources.append(make(part, text, corpus, growth, steps, **place))
-            return AllRanks(sources)
-
-        text_run.make_source = make_all
+        imitate(imitated)
     world = World.identify(environment())
     run_experiment(resolved, world, standard_output(), RunOptions(mlperf_log=False))
 

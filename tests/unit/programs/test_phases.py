@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from mlbert.config import presets
 from mlbert.config.bert_config import BertConfig
@@ -33,33 +31,13 @@ from mlbert.training.experiment import RunOptions, run_experiment
 from mosaic_texts import make_texts
 from packed_text_run import PACKED_LENGTH, packed_text_run
 from programs import RunMlbert, wait_for
+from tiny_phases import TINY, assert_equal_tensors, newest, write_sentences
 from training_settings import read_metrics, read_summary
 from user_errors import user_error
 
-TINY = {
-    "shape": "modernbert_base.json",
-    "differs": {
-        "num_hidden_layers": 2,
-        "hidden_size": 32,
-        "num_attention_heads": 2,
-        "intermediate_size": 48,
-        "local_attention": 8,
-    },
-    "learning_rate": 3e-3,
-    "extend_rate": 1e-3,
-    "weight_decay": 1e-5,
-    "warmup_tokens": 300,
-    "rows": 4608,
-    "first_rows": 2304,
-    "growth_tokens": 200,
-    "micro_rows": 8,
-    "published": {},
-    "h100_rate": 0,
-}
 LENGTH = 32
 ROWS = 4
 STEP = LENGTH * ROWS  # tokens
-SENTENCES = 700
 Pretrain = Callable[..., str]
 
 
@@ -73,15 +51,7 @@ def tiny_preset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    draw = random.Random(1)
-    nouns = ("river", "teacher", "engine", "window", "garden", "letter")
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    lines = [
-        f"The {draw.choice(nouns)} of {draw.randrange(1000)} sees a {draw.choice(nouns)}."
-        for _ in range(SENTENCES)
-    ]
-    path.write_text("\n\n".join(lines))
-    return path
+    return write_sentences(tmp_path_factory.mktemp("text") / "text.txt")
 
 
 @pytest.fixture
@@ -100,23 +70,10 @@ def stage1(tokens: int, *words: object) -> list[object]:
     return ["--preset", "tiny", "--tokens", tokens, *sizes, *words]
 
 
-def newest(out: Path, folder: str = "checkpoints") -> Path:
-    return max((out / "run_0" / folder).glob("step_*"))
-
-
 def contents(folder: Path) -> dict[str, str]:
     """Return the digest of each file below a folder."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def assert_equal_tensors(one: Path, other: Path) -> None:
-    """Expect the same weights and optimizer state, to the bit, in two checkpoints."""
-    ours = load_file(one / "tensors.safetensors")
-    theirs = load_file(other / "tensors.safetensors")
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
 
 
 def test_three_phases_each_from_the_checkpoint_of_the_one_before(

@@ -35,6 +35,8 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
+# Commands of mlbert that train on several ranks.
+_COMMANDS = ("pretrain", "train")
 _LOCAL_OPTIONS = ("--nproc", "--world_size", "--node_rank", "--master_addr", "--master_port")
 
 
@@ -98,7 +100,11 @@ def chain(
 )
 def local(
     script: Annotated[
-        list[str], typer.Argument(metavar="SCRIPT", help="A Python file and its arguments.")
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT",
+            help="A Python file, -m and a module, or pretrain or train, with its arguments.",
+        ),
     ],
     nproc: Annotated[
         int | None,
@@ -132,7 +138,7 @@ def local(
     ] = None,
 ) -> None:
     """Start this node's ranks with torchrun, using the flags
-    and variables of MosaicML's composer launcher.
+    and variables of MosaicML's composer launcher: mlbert launch local -n 8 pretrain TEXT ...
 
     With several nodes, run it on each with the same world_size, master_addr and master_port.
     """
@@ -158,7 +164,17 @@ def local(
     )
     exports = {name: value for name, value in environment().items() if name not in names}
     exports.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // nproc)))
-    os.execvpe(sys.executable, [*command, "--", *script], exports)
+    os.execvpe(sys.executable, [*command, *_program_words(script)], exports)
+
+
+def _program_words(script: list[str]) -> list[str]:
+    """Return torchrun's words for a program: a file, a module after -m, or a command of mlbert."""
+    name = script[0]
+    if name == "-m":
+        return ["-m", "--", *script[1:]]
+    if name in _COMMANDS and not Path(name).is_file():
+        return ["-m", "--", "mlbert", *script]
+    return ["--", *script]
 
 
 def local_command(

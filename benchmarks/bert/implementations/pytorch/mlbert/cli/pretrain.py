@@ -36,7 +36,8 @@ def pretrain(
         typer.Argument(
             metavar="TEXT",
             help=(
-                "Files (txt, md, html, csv, jsonl, parquet, also .gz), folders, or saved datasets."
+                "Files (txt, md, html, csv, jsonl, parquet, also .gz), folders, or saved datasets; "
+                "with --tokens also MDS sets."
             ),
         ),
     ],
@@ -143,8 +144,10 @@ def pretrain(
 ) -> int:
     """Pre-train a masked-LM model on your own text: prepare it, train, evaluate, export.
 
-    The same command resumes an interrupted run, or extends it with more --minutes or --tokens. If
-    the first TEXT ends in .yaml, it is a MosaicML configuration.
+    The same command resumes an interrupted run, or extends it with more --minutes or --tokens. With
+    --tokens it also trains on many GPUs: mlbert launch local -n 8 pretrain TEXT ..., torchrun or
+    srun. By --minutes it is one process. If the first TEXT ends in .yaml, it is a MosaicML
+    configuration.
 
     \b
     Examples:
@@ -152,6 +155,7 @@ def pretrain(
       mlbert pretrain rows.csv --text body --dry-run
       mlbert pretrain rows.csv --text body --from my-model/model --out more
       mlbert pretrain texts/ --preset modernbert-base --tokens 30e9 --out base
+      mlbert launch local -n 8 pretrain texts/ --preset modernbert-base --tokens 30e9 --out base
     """
     if texts[0].suffix in YAML_SUFFIXES:
         status: int = import_sibling(YAML_PROGRAM).pretrain(

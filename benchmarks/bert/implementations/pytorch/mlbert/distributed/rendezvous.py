@@ -32,6 +32,7 @@ from mlbert.distributed.place import LOOPBACK, RankPlace
 from mlbert.host.errors import UserError
 from mlbert.host.exit_statuses import (
     FAILED,
+    LOST_RANK,
     WRONG_INPUT,
     leave_report,
     quiet_on_signal,
@@ -56,6 +57,11 @@ HEAR_SECONDS = 1.0
 # Lines about one roll call, however many ranks have different mistakes.
 MOST_ERRORS = 2
 _DEFECT = "distributed.failed"  # of an exception that is no `UserError`
+# Between two looks at the store of a rank that waits for rank 0's work: the first, and the longest.
+LOOK_SECONDS = (0.02, 2.0)
+# How rank 0's work ended, in the store: it returned or made a mistake, or rank 0 is lost.
+_DONE = "done"
+_LOST = "lost"
 # The key in the store of an address of a machine from which a rank reached rank 0.
 _OUTSIDE = "mlbert/outside"
 
@@ -144,6 +150,48 @@ class Rendezvous:
             print(f"mlbert: error: {mistake}", file=sys.stderr, flush=True)
             raise defect from None
         return result
+
+    def run_on_rank_0(self, name: str, work: Callable[[], Result]) -> Result:
+        """Call `work` on rank 0, however long it takes, and return its JSON-able result on all
+        ranks.
+
+        Rank 0 returns last, because its process may hold the store and exit. Each name is for one
+        use.
+
+        Raises:
+            UserError, SystemExit: as in `run_all`.
+                The other ranks exit with LOST_RANK if rank 0 is lost or interrupted.
+        """
+        if self._place.world_size == 1:
+            return work()
+        text = self.run_all(name, lambda: self._work_or_wait(f"mlbert/work/{name}", work))
+        result: Result = json.loads(self.gather(name, text)[0])
+        return result
+
+    def _work_or_wait(self, key: str, work: Callable[[], object]) -> str:
+        """Return the result of rank 0's work as JSON; on the other ranks, wait until it is done and
+        return an empty text.
+        """
+        store = self.store(self.join_seconds)
+        if self._place.rank == 0:
+            end = _LOST
+            try:
+                text = json.dumps(work())
+                end = _DONE
+            except Exception:
+                end = _DONE  # the ranks learn of it in the roll call
+                raise
+            finally:
+                store.set(key, end)
+            return text
+        try:
+            with self._native_messages():
+                end = _wait_for(store, key)
+        except dist.DistError:  # rank 0 held the store
+            end = _LOST
+        if end == _LOST:
+            raise SystemExit(LOST_RANK)
+        return ""
 
     @contextlib.contextmanager
     def together(self, name: str, mistake: UserError | None = None) -> Iterator[None]:
@@ -452,6 +500,15 @@ class Rendezvous:
         else:
             time.sleep(HEAR_SECONDS)
         os._exit(WRONG_INPUT)
+
+
+def _wait_for(store: dist.Store, key: str) -> str:
+    """Return a value that the store gets later, however much later."""
+    pause, longest = LOOK_SECONDS
+    while not store.check([key]):
+        time.sleep(pause)
+        pause = min(2 * pause, longest)
+    return store.get(key).decode()
 
 
 def _end_now(end: UserError | SystemExit) -> NoReturn:

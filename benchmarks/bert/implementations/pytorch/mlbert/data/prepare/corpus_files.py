@@ -130,7 +130,7 @@ def find_sources(
                 raise UserError("file.wrong-kind", path, "is neither a file nor a folder", _REMEDY)
         if not places and _holds_shards(path):
             reason = "holds shards of MosaicML Streaming (MDS), not files of text"
-            remedy = "Train on them with a YAML file: mlbert pretrain FILE.yaml data_local=FOLDER"
+            remedy = "Give them to mlbert pretrain with --preset and --tokens, or with a YAML file"
             raise UserError("data.format", path, reason, remedy)
         if not places:
             found_instead = f", only {format_counts(others)}" if others else ""

@@ -91,7 +91,11 @@ _FACTS = "text.json"
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about prepared text; ``made_from`` is the request that produced it."""
+    """Facts about prepared text; ``made_from`` is the request that produced it.
+
+    Of a set of another program (``is_estimate``), the characters are not known, and the number of
+    training tokens is an estimate.
+    """
 
     made_from: dict[str, Any]
     characters: int
@@ -109,6 +113,14 @@ class Facts:
     sentences: list[list[str]]  # text with [MASK], and the original word
     # Of the sets in train/ with a part of an epoch each; empty if train/ is one set.
     proportions: dict[str, float] = field(default_factory=dict)
+    is_estimate: bool = False
+
+    @property
+    def origin(self) -> str:
+        """The text in a few words."""
+        if self.is_estimate:
+            return f"{self.documents:,} texts of a prepared set"
+        return f"{self.characters:,} characters, {self.documents:,} documents"
 
 
 @dataclass(frozen=True)

@@ -218,8 +218,24 @@ def _vocab_size(preset: Preset, num_bytes: int) -> int:
     return min(fitting, preset.shape.vocab_size)
 
 
+def check_ranks(plan: PhasePlan, ranks: int) -> None:
+    """Raise UserError unless the rows of a step are as many on each rank."""
+    if plan.rows % ranks == 0:
+        return
+    fitting = max(ranks, plan.rows // ranks * ranks)
+    reason = f"is not a multiple of the {ranks} ranks, each of which takes as many rows of a step"
+    remedy = f"Give --batch {fitting}, or start another number of ranks"
+    raise UserError("config.conflict", f"--batch {plan.rows}", reason, remedy)
+
+
 def resolve_phase(
-    folder: OwnFolder, plan: PhasePlan, tokens: int, sequences: int, resume: bool
+    folder: OwnFolder,
+    plan: PhasePlan,
+    tokens: int,
+    sequences: int,
+    resume: bool,
+    ranks: int,
+    data: Mapping[str, Any],
 ) -> Resolved:
     """Return the checked configuration of a phase on prepared text.
 
@@ -229,6 +245,8 @@ def resolve_phase(
         tokens: total length of the phase, including earlier calls.
         sequences: size of the training set.
         resume: resume from the newest checkpoint of the phase, in place of the parent's.
+        ranks: that train together, and share the rows of each step.
+        data: settings of data that is not the folder's prepared text.
 
     Raises UserError if the text has fewer sequences than a step.
     """
@@ -239,6 +257,8 @@ def resolve_phase(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     preset = presets.find(plan.preset, "--preset")
     steps = plan.steps(tokens)
+    check_ranks(plan, ranks)
+    rows = plan.rows // ranks
     growth = plan.growth
     is_first_call = not resume
     values: dict[str, Any] = {
@@ -248,8 +268,8 @@ def resolve_phase(
         "extend_context": plan.phase == EXTEND,
         "max_seq_length": plan.length,
         "max_sequences_per_pack": _sequences_in_row(plan.length),
-        "train_batch_size": plan.rows,
-        "gradient_accumulation_steps": _parts(plan, preset, device),
+        "train_batch_size": rows,
+        "gradient_accumulation_steps": _parts(rows, plan.length, preset, device),
         "auto_micro_batch": device.type == "cuda",
         "masking_rate": presets.MASKING_RATE,
         "eval_masking_rate": EVAL_MASK_RATE,
@@ -276,21 +296,23 @@ def resolve_phase(
     if plan.phase == DECAY:
         values |= {"schedule": "wsd_sqrt", "lr_decay_steps": steps, "end_lr": 0.0}
     if not growth.is_constant:
-        values["batchsize_warmup_start"] = growth.first
+        values["batchsize_warmup_start"] = max(1, growth.first // ranks)
         values["batchsize_warmup_steps"] = growth.steps
-    return resolve_on_text(folder, values, resume)
+    return resolve_on_text(folder, {**values, **data}, resume)
 
 
 def _sequences_in_row(length: int) -> int:
     return min(max(SEQUENCES_IN_ROW, length // LEAST_TOKENS), MOST_SEQUENCES_IN_ROW)
 
 
-def _parts(plan: PhasePlan, preset: Preset, device: torch.device) -> int:
-    """Return into how many micro-batches a step is divided: equal ones that fit the device."""
+def _parts(rows: int, length: int, preset: Preset, device: torch.device) -> int:
+    """Return into how many micro-batches a rank's rows are divided: equal ones that fit the
+    device.
+    """
     most = CPU_MICRO_TOKENS
     if device.type == "cuda":
         most = preset.micro_rows * presets.ROW_TOKENS
-    parts = max(1, math.ceil(plan.step_tokens / max(most, plan.length)))
-    while plan.rows % parts:
+    parts = max(1, math.ceil(rows * length / max(most, length)))
+    while rows % parts:
         parts += 1
     return parts

@@ -19,21 +19,30 @@ from rich.console import Console
 from mlbert.config import presets
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.resolution import Resolved
-from mlbert.data.formats.tokenizer import load_tokenizer
-from mlbert.data.prepare.custom_corpus import Facts, Request
+from mlbert.data.formats.manifest import make_folder
+from mlbert.data.formats.tokenizer import load_tokenizer, write_tokenizer
+from mlbert.data.prepare.custom_corpus import Facts, Request, write_facts
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
+from mlbert.host.exit_statuses import SUCCEEDED
 from mlbert.host.files import writing
+from mlbert.host.option_checks import refuse_with
 from mlbert.programs.custom_corpus.own_folder import NOTES, OwnFolder
 from mlbert.programs.custom_corpus.phase_plan import (
     DECAY,
     Parent,
     PhasePlan,
     PhaseRequest,
+    check_ranks,
     plan_phase,
     resolve_phase,
 )
-from mlbert.programs.custom_corpus.run import Asked, CorpusRun, start_run
+from mlbert.programs.custom_corpus.prepared_sets import (
+    PreparedSets,
+    facts_of_sets,
+    find_prepared,
+)
+from mlbert.programs.custom_corpus.run import Asked, CorpusRun, TrainingTask, start_run
 from mlbert.runs.step_folders import step_path, steps_in
 from mlbert.training.run_options import RunOptions
 
@@ -63,20 +72,77 @@ class PhaseRun(CorpusRun):
     """One call for a phase, whose length is in tokens."""
 
     def __init__(
-        self, folder: OwnFolder, console: Console, asked: Asked, request: PhaseRequest
+        self,
+        folder: OwnFolder,
+        console: Console,
+        asked: Asked,
+        world: World,
+        request: PhaseRequest,
     ) -> None:
         self._request_of_phase = request
         self._plan_before: PhasePlan | None = None
         self._phase_plan: PhasePlan | None = None
-        super().__init__(folder, console, asked)
+        self._sets: PreparedSets | None = None
+        super().__init__(folder, console, asked, world)
 
-    def go(self, world: World) -> int:
-        """Run all steps and return the exit status."""
+    def prepare(self) -> TrainingTask | None:
+        """See `CorpusRun.prepare`."""
         notes = self._folder.remembered()
         is_phase = notes is not None and _plan_of(self._folder, notes) is not None
         if is_phase and self._folder.finished() is not None and self._folder.has_checkpoint():
             keep_phase_end(self._folder)  # the call that ended it may have been killed before
-        return super().go(world)
+        return super().prepare()
+
+    def describe(self) -> int:
+        """See `CorpusRun.describe`."""
+        if find_prepared(self._asked.texts, self._asked.held_out) is None:
+            return super().describe()
+        self._open()
+        for line in self._facts_of_sets(self._length()).inventory:
+            self._say(line)
+        return SUCCEEDED
+
+    def _open(self) -> None:
+        super()._open()
+        if self._sets is None or self._vocabulary is not None:
+            return
+        if self._sets.home is None:
+            reason = f"is missing, and {self._asked.texts[0]} is a prepared set"
+            remedy = "Name the tokenizer that the set was made with, or is to be read with"
+            raise UserError("config.missing", "--tokenizer", reason, remedy)
+        self._vocabulary = load_tokenizer(self._sets.home)
+
+    def _find_text(self) -> None:
+        asked = self._asked
+        self._sets = find_prepared(asked.texts, asked.held_out)
+        if self._sets is None:
+            super()._find_text()
+            return
+        of_text = {
+            "--text": asked.column,
+            "--encoding": asked.encoding,
+            "--skip-bad": asked.skip_bad or None,
+        }
+        refuse_with(f"the prepared set {asked.texts[0]}", of_text)
+
+    def _facts_of_sets(self, length: int) -> Facts:
+        """Return the facts about the prepared sets."""
+        assert self._sets is not None, "TEXT is a set"
+        assert self._vocabulary is not None, "_open checks it"
+        return facts_of_sets(self._sets, self._vocabulary, length)
+
+    def _make_facts(self, plan: Any) -> Facts:
+        if self._sets is None:
+            return super()._make_facts(plan)
+        assert self._vocabulary is not None, "_open checks it"
+        facts = self._facts_of_sets(plan.length)
+        make_folder(self._folder.text)
+        write_tokenizer(self._vocabulary, self._folder.text)
+        write_facts(facts, self._folder.text)
+        return facts
+
+    def _data(self) -> dict[str, Any]:
+        return {} if self._sets is None else self._sets.settings(self._length())
 
     def _open_start(self) -> None:
         """Set the model to start from, and its vocabulary.
@@ -108,8 +174,14 @@ class PhaseRun(CorpusRun):
             "--batch": request.rows,
             "--warmup-tokens": request.warmup_tokens,
             **super()._identity(),
+            **self._identity_of_sets(),
             "--from": None if start is None else str(start.resolve()),
         }
+
+    def _identity_of_sets(self) -> dict[str, Any]:
+        if self._sets is None or self._vocabulary is None:
+            return {}
+        return {"set": self._sets.identity(self._vocabulary)}
 
     def _plan(self, notes: dict[str, Any] | None) -> Any:
         request = self._request_of_phase
@@ -121,6 +193,7 @@ class PhaseRun(CorpusRun):
             plan = plan_phase(request, self._num_bytes, self._parent())
             if self._asked.vocab_size is not None:
                 plan = replace(plan, vocab_size=self._asked.vocab_size)
+            check_ranks(plan, self._world.world_size)
             self._folder.remember({"asked": self._identity(), "settings": asdict(plan)})
         self._phase_plan = plan
         for line in self._plan_words(plan):
@@ -188,14 +261,22 @@ class PhaseRun(CorpusRun):
             lines.append(f"To train it longer, repeat the command with --tokens {2 * trained:g}")
         return lines
 
-    def _configure(self, plan: Any, facts: Facts, resume: bool) -> tuple[Resolved, RunOptions]:
-        tokens = self._request_of_phase.tokens
-        resolved = resolve_phase(self._folder, plan, tokens, facts.train_sequences, resume)
+    def _configure(self, task: TrainingTask) -> tuple[Resolved, RunOptions]:
+        resolved = resolve_phase(
+            self._folder,
+            PhasePlan(**task.settings),
+            self._request_of_phase.tokens,
+            task.train_sequences,
+            task.resume,
+            self._world.world_size,
+            task.data,
+        )
         return resolved, RunOptions(mlperf_log=self._asked.mlperf, saves_last_step=True)
 
-    def _finish(self, facts: Facts) -> None:
+    def finish(self) -> None:
+        """See `CorpusRun.finish`."""
         keep_phase_end(self._folder)
-        super()._finish(facts)
+        super().finish()
 
 
 def keep_phase_end(folder: OwnFolder) -> None:

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from mlbert.distributed.world import World
 from mlbert.host.console import LINE_SECONDS, console_progress, short_duration, write_page
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
-from mlbert.host.exit_statuses import SUCCEEDED
+from mlbert.host.exit_statuses import BY_SIGNAL, SUCCEEDED
 from mlbert.host.files import write_atomically
 from mlbert.host.packages import import_sibling
 from mlbert.models.fill_mask import fill, open_masked_lm, open_model
@@ -120,7 +121,7 @@ def write_report(
     bigram = facts.baselines["bigram_accuracy"]
     mask = load_tokenizer(folder.text).mask_token
     values = {
-        "text": f"{facts.characters:,} characters, {facts.documents:,} documents",
+        "text": facts.origin,
         "training": f"{facts.train_tokens:,} tokens in {facts.train_sequences:,} sequences",
         "held out": f"{facts.held_out_tokens:,} tokens of whole documents",
         "removed as near repeats of held-out text": f"{facts.near_repeats:,} tokens",
@@ -176,6 +177,7 @@ def _model_card(folder: OwnFolder, facts: Facts, summary: dict[str, Any], length
     case = "removes case" if tokenizer.lower_case else "keeps case"
     if tokenizer.is_plain:
         case += " and accents"
+    scripts = f"; scripts of its letters: {facts.scripts}" if facts.scripts else ""
     return f"""---
 library_name: transformers
 pipeline_tag: fill-mask
@@ -187,7 +189,7 @@ tags: [masked-lm, {architecture.lower()}]
 * Architecture: {architecture} with {attention} attention,
   {shape["num_hidden_layers"]} layers x {shape["hidden_size"]},
   trained on {length} tokens at a time.
-* Text: {facts.characters:,} characters; scripts of its letters: {facts.scripts}.
+* Text: {facts.origin}{scripts}.
 * Vocabulary: {tokenizer.kind}, {shape["vocab_size"]:,} entries; it {case}.
   {facts.held_out_unknown:.2%} of the held-out tokens are unknown to it.
 * Held-out accuracy: {summary["accuracy"]:.4f} of the masked tokens
@@ -239,46 +241,103 @@ class Asked:
     dry_run: bool
 
 
+@dataclass(frozen=True)
+class TrainingTask:
+    """What rank 0 has prepared, for all ranks; JSON-able.
+
+    Attributes:
+        settings: fields of the plan.
+        train_sequences: size of the training set.
+        baselines: held-out accuracies without a model.
+        resume: resume from the newest checkpoint.
+        data: settings of the data by key, if it is not the prepared text.
+    """
+
+    settings: Mapping[str, Any]
+    train_sequences: int
+    baselines: Mapping[str, Any]
+    resume: bool
+    data: Mapping[str, Any]
+
+
 def pretrain(asked: Asked) -> int:
-    """Run the whole command and return the exit status."""
-    return start_run(asked, CorpusRun)
+    """Run the whole command and return the exit status. Raises UserError on several ranks."""
+
+    def make(folder: OwnFolder, console: Console, asked: Asked, world: World) -> CorpusRun:
+        if world.world_size > 1:
+            reason = "trains by the clock, as one process"
+            remedy = "Give --preset and --tokens, or start it without a launcher"
+            raise UserError("command.launcher", "mlbert pretrain TEXT", reason, remedy)
+        return CorpusRun(folder, console, asked, world)
+
+    return start_run(asked, make)
 
 
-def start_run(asked: Asked, make: Callable[[OwnFolder, Console, Asked], CorpusRun]) -> int:
-    """Run the command with the kind of run that ``make`` returns, and return the exit status."""
+def start_run(asked: Asked, make: Callable[[OwnFolder, Console, Asked, World], CorpusRun]) -> int:
+    """Run the command with the kind of run that ``make`` returns, and return the exit status.
+
+    Rank 0 prepares the text and writes the model. The other ranks wait meanwhile.
+    """
     world = World.identify(environment())
-    if world.world_size > 1:
-        remedy = "Start it without a launcher"
-        raise UserError("command.launcher", "mlbert pretrain TEXT", "runs as one process", remedy)
+    world.warn_once()
     folder = OwnFolder(asked.out)
+    console = Console(quiet=world.rank != 0)
+    meeting = world.rendezvous
+    run = meeting.run_all("start", lambda: make(folder, console, asked, world))
     if asked.dry_run:
-        return make(folder, Console(), asked).describe()
-    with folder.held():
-        return make(folder, Console(), asked).go(world)
+        return meeting.run_on_rank_0("description", run.describe)
+    with ExitStack() as until_end:
+
+        def prepare() -> dict[str, Any] | None:
+            until_end.enter_context(folder.held())
+            task = run.prepare()
+            return None if task is None else asdict(task)
+
+        prepared = meeting.run_on_rank_0("preparation", prepare)
+        if prepared is None:
+            return SUCCEEDED
+        status = run.train(TrainingTask(**prepared))
+        if status < BY_SIGNAL:
+            # A launcher ends all ranks when one fails: rank 0 may still be writing.
+            meeting.run_on_rank_0("results", run.finish if status == SUCCEEDED else lambda: None)
+        return status
 
 
 class CorpusRun:
     """One call of the command. Training ends by the clock; `mlbert.programs.custom_corpus.phases`
     overrides what differs for a number of tokens.
+
+    Each rank has one; `describe`, `prepare` and `finish` are rank 0's.
     """
 
-    def __init__(self, folder: OwnFolder, console: Console, asked: Asked) -> None:
+    def __init__(self, folder: OwnFolder, console: Console, asked: Asked, world: World) -> None:
         self._folder = folder
         self._console = console
         self._asked = asked
+        self._world = world
         self._say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
         self._others: Counter[str] = Counter()
-        self._sources: list[CorpusSource] = find_sources(
-            asked.texts, folder.path, self._others, asked.column
-        )
-        self._num_bytes = sum(source.num_bytes for source in self._sources)
-        held_out = [asked.held_out] if asked.held_out else []
-        self._held_out = (
-            find_sources(held_out, folder.path, column=asked.column) if held_out else []
-        )
+        self._sources: list[CorpusSource] = []
+        self._held_out: list[CorpusSource] = []
         self._vocabulary: Tokenizer | None = None
         self._start: tuple[Path, BertConfig] | None = None
+        self._facts: Facts | None = None  # of the prepared text
+
+    @property
+    def _num_bytes(self) -> int:
+        return sum(source.num_bytes for source in self._sources)
+
+    def _open(self) -> None:
+        """Find the text, and set the model to start from and the vocabulary, if they are given."""
+        self._find_text()
         self._open_start()
+
+    def _find_text(self) -> None:
+        asked = self._asked
+        path = self._folder.path
+        self._sources = find_sources(asked.texts, path, self._others, asked.column)
+        if asked.held_out is not None:
+            self._held_out = find_sources([asked.held_out], path, column=asked.column)
 
     def _open_start(self) -> None:
         """Set the model to start from and the vocabulary, if they are given."""
@@ -312,12 +371,14 @@ class CorpusRun:
 
     def describe(self) -> int:
         """Print what would be read and return the exit status."""
+        self._open()
         for line in take_inventory(self._request(0, self._length()), self._executor()):
             self._say(line)
         return SUCCEEDED
 
-    def go(self, world: World) -> int:
-        """Run all steps and return the exit status."""
+    def prepare(self) -> TrainingTask | None:
+        """Prepare the text and the folder, and return what to train; None if nothing is left."""
+        self._open()
         notes = self._folder.remembered()
         summary = self._folder.finished()
         if notes is not None and summary is None and not self._folder.has_checkpoint():
@@ -329,12 +390,14 @@ class CorpusRun:
             if (
                 not self._folder.report.exists()
             ):  # the last call was interrupted while writing the model
-                self._finish(self._prepare(self._plan(notes)))
+                self._facts = self._prepare_text(self._plan(notes))
+                self.finish()
             for line in self._complete_words(summary):
                 self._say(line)
-            return SUCCEEDED
+            return None
         plan = self._plan(notes)
-        facts = self._prepare(plan)
+        facts = self._prepare_text(plan)
+        self._facts = facts
         self._write_shape(plan)
         resume = self._folder.has_checkpoint()
         if summary is not None and not resume:
@@ -349,7 +412,17 @@ class CorpusRun:
             *([] if resume else [self._folder.log]),
         ):
             path.unlink(missing_ok=True)
-        return self._train(plan, facts, resume, world)
+        task = TrainingTask(
+            asdict(plan), facts.train_sequences, facts.baselines, resume, self._data()
+        )
+        resolved, _ = self._configure(task)  # here, so that rank 0 alone reports mistakes
+        if self._start and not resume:
+            self._evaluate_start(resolved)
+        return task
+
+    def _data(self) -> dict[str, Any]:
+        """Return the settings of data that is not the prepared text."""
+        return {}
 
     def _is_complete(self, summary: Mapping[str, Any]) -> bool:
         """Return True if a finished run was trained for what this call asks for."""
@@ -429,14 +502,15 @@ class CorpusRun:
             min(num_processes(), self._num_bytes // _PROCESS_BYTES), console_progress(self._console)
         )
 
-    def _prepare(self, plan: CorpusPlan) -> Facts:
-        request = self._request(plan.vocab_size, plan.length)
-        facts = prepare(request, self._folder.text, self._executor())
+    def _prepare_text(self, plan: CorpusPlan) -> Facts:
+        """Prepare the text, unless that is done, and print what is in it."""
+        facts = self._make_facts(plan)
         for line in facts.inventory:
             self._say(line)
+        about = "about " if facts.is_estimate else ""
         self._say(
-            f"tokens: {facts.train_tokens:,} to train on, {facts.held_out_tokens:,} held out, "
-            f"{facts.held_out_unknown:.2%} of these unknown"
+            f"tokens: {about}{facts.train_tokens:,} to train on, "
+            f"{facts.held_out_tokens:,} held out, {facts.held_out_unknown:.2%} of these unknown"
         )
         if facts.near_repeats > 0.1 * facts.train_tokens:
             self._say(
@@ -449,6 +523,10 @@ class CorpusRun:
                 "or another --tokenizer"
             )
         return facts
+
+    def _make_facts(self, plan: CorpusPlan) -> Facts:
+        request = self._request(plan.vocab_size, plan.length)
+        return prepare(request, self._folder.text, self._executor())
 
     def _write_shape(self, plan: CorpusPlan) -> None:
         entries = load_tokenizer(self._folder.text).vocab_size
@@ -463,40 +541,39 @@ class CorpusRun:
             f"{self._length_words()}"
         )
 
-    def _train(self, plan: CorpusPlan, facts: Facts, resume: bool, world: World) -> int:
-        resolved, options = self._configure(plan, facts, resume)
-        if self._start and not resume:
-            task = functools.partial(
-                console_progress(self._console).task, "evaluating", unit="samples"
-            )
-            accuracy = evaluate_only(
-                resolved.config, resolved.recipe, world, Console(quiet=True), task
-            )
-            self._say(f"before training: held-out accuracy {accuracy:.4f}")
-        status = train_until_signal(
+    def _evaluate_start(self, resolved: Resolved) -> None:
+        """Print the accuracy of the weights to start from, in this process alone."""
+        show = functools.partial(console_progress(self._console).task, "evaluating", unit="samples")
+        config = resolved.config
+        accuracy = evaluate_only(config, resolved.recipe, World(), Console(quiet=True), show)
+        self._say(f"before training: held-out accuracy {accuracy:.4f}")
+
+    def train(self, task: TrainingTask) -> int:
+        """Train on all ranks and return the exit status."""
+        resolved, options = self._configure(task)
+        return train_until_signal(
             resolved,
-            world,
+            self._world,
             self._console,
             options,
             self._say,
             self._folder.has_checkpoint,
         )
-        if status == SUCCEEDED:
-            self._finish(facts)
-        return status
 
-    def _configure(
-        self, plan: CorpusPlan, facts: Facts, resume: bool
-    ) -> tuple[Resolved, RunOptions]:
+    def _configure(self, task: TrainingTask) -> tuple[Resolved, RunOptions]:
         """Return the settings of the run, and how it is paced."""
+        plan = CorpusPlan(**task.settings)
         seconds = self._asked.seconds
         resolved = resolve_settings(
-            self._folder, plan.settings, seconds, facts.train_sequences, resume
+            self._folder, plan.settings, seconds, task.train_sequences, task.resume
         )
-        warnings = BaselineWarnings(self._say, seconds, facts.baselines)
+        warnings = BaselineWarnings(self._say, seconds, task.baselines)
         return resolved, RunOptions(plan.pace(seconds), warnings, self._asked.mlperf)
 
-    def _finish(self, facts: Facts) -> None:
+    def finish(self) -> None:
+        """Write the model and the report of a finished training."""
+        facts = self._facts
+        assert facts is not None, "the text is prepared"
         folder = self._folder
         summary = self._folder.finished()
         assert summary is not None, "the run is finished"
