@@ -367,7 +367,6 @@ def test_a_run_is_continued_with_its_seed_and_by_its_method_only(tmp_path, capsy
         ({"lr_decay_end": 1}, "LR_DECAY_END is None, this run has 1"),
         ({"gradient_reduction": "bf16"}, "GRADIENT_REDUCTION is 'fp32', this run has 'bf16'"),
         ({"precision": "bf16"}, "PRECISION is 'fp32', this run has 'bf16'"),
-        ({"gradient_accumulation_steps": 1}, "GRADIENT_STEPS is 2, this run has 1"),
         ({"shape": {"hidden_size": 16}}, "belongs to another run: model"),
     ):
         assert run(tmp_path, **started | changed, resume=1) == 2
