@@ -3,13 +3,14 @@
 import ast
 import sys
 import sysconfig
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from programs import run_checked, write_program
+from programs import copy_files, run_checked, write_program
 from tree.files import ROOT, tree_files
 
 FILES = tree_files()
@@ -20,6 +21,7 @@ SYSTEM_FOLDERS = sorted({path.parent for path in CONFIG_FILES})
 YAML_CONFIGS = [
     path for path in FILES if path.match("benchmarks/bert/implementations/*/config.yaml")
 ]
+PYTORCH = "benchmarks/bert/implementations/pytorch"
 READMES = [path for path in FILES if path.suffix == ".md"]
 
 
@@ -84,3 +86,35 @@ def quickstart_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 (packages / entry).symlink_to(distribution.locate_file(entry))
     write_program(folder / "bin/mlbert", f"#!{python}\nfrom mlbert.cli.main import main\nmain()\n")
     return python
+
+
+@pytest.fixture(scope="session")
+def wheel_site(
+    tree_root: Path, tracked: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Build the wheel, and return a folder with its content."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    names = (
+        f"{PYTORCH}/mlbert",
+        f"{PYTORCH}/c",
+        "benchmarks/bert/implementations/tensorflow2",
+        "benchmarks/mosaic_bert/mosaic_yaml",
+        "audit/mlaudit",
+        "pyproject.toml",
+        "setup.py",
+        "README.md",
+        "LICENSE",
+        "NOTICE",
+    )
+    copy_files(
+        [p for p in tracked if p.relative_to(tree_root).as_posix().startswith(names)],
+        tree_root,
+        source,
+    )
+    command = [sys.executable, "-m", "pip", "wheel", ".", "-q", "--no-deps"]
+    command += ["--no-build-isolation", "-w", folder]
+    run_checked(*command, cwd=source)
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        wheel.extractall(folder / "site")
+    return folder / "site"
