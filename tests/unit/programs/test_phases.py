@@ -1,10 +1,7 @@
 """``mlbert pretrain TEXT --tokens N``: phases of a published recipe, each from the one before."""
 
-import csv
 import hashlib
 import math
-import random
-import shlex
 import shutil
 import signal
 import subprocess
@@ -25,6 +22,7 @@ from mlbert.programs.custom_corpus.phase_plan import (
     STAGE1,
     Parent,
     PhaseRequest,
+    easier_batch,
     plan_phase,
 )
 from mlbert.training.experiment import RunOptions, run_experiment
@@ -270,6 +268,14 @@ def test_a_row_is_no_longer_than_the_positions_of_a_bert(phase: str) -> None:
         plan_phase(replace(request, length=48), 0, parent)
 
 
+def test_a_batch_that_does_not_divide_well_gets_a_better_one() -> None:
+    request = PhaseRequest("tiny", STAGE1, 10**9, 1024, 509, None)
+    plan = plan_phase(request, 0, None)
+    assert easier_batch(plan, 1) == 448, "509 is a prime number"
+    assert easier_batch(replace(plan, rows=512), 1) is None
+    assert easier_batch(replace(plan, rows=1018), 2) == 896
+
+
 def test_what_is_refused(tmp_path: Path, text: Path, pretrain: Pretrain, assert_fails) -> None:
     out = tmp_path / "out"
 
@@ -297,50 +303,3 @@ def test_what_is_refused(tmp_path: Path, text: Path, pretrain: Pretrain, assert_
     assert "another --tokens" in said
     # The same folder with another phase.
     assert_fails(["pretrain", text, "--out", out, *decay, 8 * STEP], "run.other-settings", out)
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page(
-    tmp_path: Path,
-    text: Path,
-    tree_root: Path,
-    run_mlbert: RunMlbert,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Line by line, with a tiny model and a thousandth of a thousandth of the tokens."""
-    page = (tree_root / "docs/own_text.md").read_text(encoding="utf-8")
-    section = page.split("## A published model in phases")[1].split("\n## ")[0]
-    commands = [
-        shlex.split(line)[2:] for line in section.splitlines() if line.startswith("$ mlbert ")
-    ]
-    assert [words[0] for words in commands].count("pretrain") == 4
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "texts").mkdir()
-    shutil.copy(text, tmp_path / "texts/text.txt")
-    draw = random.Random(2)
-    letters = "aeiglnrstw"
-    words_of_row = [["".join(draw.choices(letters, k=6)) for _ in range(8)] for _ in range(700)]
-    rows = [["id", "body"], *([n, " ".join(words)] for n, words in enumerate(words_of_row))]
-    with open("rows.csv", "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(rows)
-    smaller = {
-        "modernbert-base": "tiny",
-        "30e9": "3000",
-        "4e9": "1000",
-        "3e9": "1000",
-        "1e9": "1000",
-        "50368": "512",
-        "512": "4",
-        "1024": "32",
-        "ModernBERT-base": "base-final/model",
-    }
-    for words in commands:
-        if words[0] == "plan":
-            assert run_mlbert(*words)[0] == 0
-            continue
-        chosen = [smaller.get(word, word) for word in words]
-        if words[0] == "pretrain" and "--batch" not in words:
-            length = 64 if "base-long" in words else 32
-            chosen += ["--length", str(length), "--batch", str(STEP // length)]
-        status, output, errors = run_mlbert(*chosen)
-        assert status == 0, (words, output, errors)

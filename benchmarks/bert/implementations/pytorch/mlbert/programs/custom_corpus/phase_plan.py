@@ -305,14 +305,32 @@ def _sequences_in_row(length: int) -> int:
     return min(max(SEQUENCES_IN_ROW, length // LEAST_TOKENS), MOST_SEQUENCES_IN_ROW)
 
 
+def easier_batch(plan: PhasePlan, ranks: int) -> int | None:
+    """Return a smaller batch that is divided into fuller micro-batches; None if the plan's are full
+    enough. A prime number of rows has micro-batches of one row.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    preset = presets.find(plan.preset, "--preset")
+    rows = plan.rows // ranks
+    fewest = _fewest_parts(rows, plan.length, preset, device)
+    if _parts(rows, plan.length, preset, device) < 2 * fewest:
+        return None
+    return ranks * fewest * (rows // fewest)
+
+
+def _fewest_parts(rows: int, length: int, preset: Preset, device: torch.device) -> int:
+    """Return how many micro-batches that fit the device a rank's rows need."""
+    most = CPU_MICRO_TOKENS
+    if device.type == "cuda":
+        most = preset.micro_rows * presets.ROW_TOKENS
+    return max(1, math.ceil(rows * length / max(most, length)))
+
+
 def _parts(rows: int, length: int, preset: Preset, device: torch.device) -> int:
     """Return into how many micro-batches a rank's rows are divided: equal ones that fit the
     device.
     """
-    most = CPU_MICRO_TOKENS
-    if device.type == "cuda":
-        most = preset.micro_rows * presets.ROW_TOKENS
-    parts = max(1, math.ceil(rows * length / max(most, length)))
+    parts = _fewest_parts(rows, length, preset, device)
     while rows % parts:
         parts += 1
     return parts

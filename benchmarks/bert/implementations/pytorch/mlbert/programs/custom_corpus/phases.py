@@ -34,6 +34,7 @@ from mlbert.programs.custom_corpus.phase_plan import (
     PhasePlan,
     PhaseRequest,
     check_ranks,
+    easier_batch,
     plan_phase,
     resolve_phase,
 )
@@ -226,6 +227,12 @@ class PhaseRun(CorpusRun):
         if plan.parent is not None:
             state = "with" if plan.with_optimizer else "without"
             lines.append(f"starting from {plan.parent}, {state} its optimizer state")
+        easier = easier_batch(plan, self._world.world_size)
+        if easier is not None:
+            lines.append(
+                f"warning: {plan.rows:,} rows divide only into small micro-batches, which is slow: "
+                f"give --batch {easier}"
+            )
         if steps < FEW_STEPS:
             lines.append(
                 f"warning: only about {steps:,} full steps: a smaller --batch makes more of them"
