@@ -82,7 +82,8 @@ def _summary(records: Records) -> str:
             f"{ratios['huggingface']['ratio']:.1f} times as plain use, at "
             f"{_percent(record['sides']['mlbert']['share_of_gemm_peak'])} of the GEMM peak"
         )
-    return f"{'; '.join(clauses)}.".capitalize()
+    text = f"{'; '.join(clauses)}."
+    return text[0].upper() + text[1:]
 
 
 def _comparisons(records: Records) -> str:
