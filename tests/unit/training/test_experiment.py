@@ -371,8 +371,9 @@ def test_a_run_is_continued_with_its_seed_and_by_its_method_only(tmp_path, capsy
     ):
         assert run(tmp_path, **started | changed, resume=1) == 2
         assert words in capsys.readouterr().err
-    assert (tmp_path / "out/result_0.part1.txt").read_bytes() == before
+    assert (tmp_path / "out/result_0.txt").read_bytes() == before
     assert run(tmp_path, **started, resume=1) == 1
+    assert (tmp_path / "out/result_0.part1.txt").read_bytes() == before
     assert [
         event["value"] for event in events(tmp_path / "out/result_0.txt") if event["key"] == "seed"
     ] == [drawn]
