@@ -113,7 +113,7 @@ def wheel_site(
         source,
     )
     command = [sys.executable, "-m", "pip", "wheel", ".", "-q", "--no-deps"]
-    command += ["--no-build-isolation", "-w", folder]
+    command += ["--no-build-isolation", "-w", str(folder)]
     run_checked(*command, cwd=source)
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
         wheel.extractall(folder / "site")
