@@ -40,7 +40,6 @@ _NOT_SET = "not set"  # origin of a setting without a value from any source
 _RECIPE = "recipe "  # prefix of the origin of a recipe's value
 _ARGUMENT = "argument "  # prefix of the origin of a name=value word
 _ENVIRONMENT = "environment "  # prefix of the origin of an export that is not in the sourced config
-_NO_WORDS = CommandLine()
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def peek(
     catalog: Catalog,
     key: str,
     environ: Mapping[str, str] | None = None,
-    line: CommandLine = _NO_WORDS,
+    line: CommandLine = CommandLine(),
 ) -> str | None:
     """Return the raw value that a setting will get.
 
@@ -116,7 +115,7 @@ def resolve(
     catalog: Catalog,
     recipe: Recipe,
     environ: Mapping[str, str] | None,
-    line: CommandLine = _NO_WORDS,
+    line: CommandLine = CommandLine(),
     given: Layer | None = None,
     given_files: Sequence[Path] = (),
     readers: Sequence[Recipe] = (),

@@ -130,6 +130,11 @@ class Batch:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
+    def pin_memory(self) -> Batch:
+        """Return the batch in page-locked memory; `torch.utils.data.DataLoader` calls it."""
+        pinned: dict[str, Any] = {name: part.pin_memory() for name, part in self.tensors().items()}
+        return replace(self, **pinned)
+
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on another device."""
         moved: dict[str, Any] = {

@@ -89,7 +89,6 @@ from mlbert.training.reader import BatchReader, SampleCounter
 from mlbert.training.run_options import RunOptions
 from mlbert.training.step import Step, check_device, choose_graphs
 
-_DEFAULT_OPTIONS = RunOptions()
 _PARTS = "gradient_accumulation_steps"  # the attribute of GRADIENT_STEPS
 
 
@@ -174,7 +173,7 @@ def _check_resumable(config: Configuration, inputs: Inputs, paths: RunFolder) ->
 
 
 def run_experiment(
-    resolved: Resolved, world: World, console: Console, how: RunOptions = _DEFAULT_OPTIONS
+    resolved: Resolved, world: World, console: Console, how: RunOptions = RunOptions()
 ) -> RunOutcome:
     """Train once and write the files listed at the top of this module.
 

@@ -242,7 +242,7 @@ class TextSource(StepSource):
             for tokens, offsets, numbers in read:
                 rows = self._masking(tokens, offsets, step, numbers, rate)
                 batches.append(
-                    HostBatch.of_sequences(rows, numbers, self.max_tokens, self._page_locked)
+                    HostBatch.of_sequences(rows, numbers, self.max_tokens, self.locks_pages)
                 )
             return batches
 

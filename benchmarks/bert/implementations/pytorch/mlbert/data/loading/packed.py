@@ -165,7 +165,7 @@ class PackedSource(StepSource):
                     part.sequences_per_unit,
                     part.units,
                     self.max_tokens,
-                    self._page_locked,
+                    self.locks_pages,
                 )
             )
         return batches

@@ -46,17 +46,21 @@ class StepSource:
         name: of the data, for messages.
         identity: JSON-serializable settings that must be the same when a run is resumed.
         threads: make this many steps at a time; the batches do not depend on it.
+
+    Attributes:
+        identity: as given.
+        locks_pages: make batches in page-locked memory.
     """
 
     def __init__(self, name: str | Path, identity: dict[str, Any], threads: int = 1) -> None:
         self._name = name
         self._threads = threads
-        self._identity = identity
+        self.identity = identity
         self._step = 0
         self._prefetcher: Prefetcher | None = None
         # The copy to the device overlaps computation only from page-locked memory,
         # which needs a CUDA driver.
-        self._page_locked = torch.cuda.is_available()
+        self.locks_pages = torch.cuda.is_available()
 
     @property
     def is_preparing(self) -> bool:
@@ -92,14 +96,14 @@ class StepSource:
         """Return the position ``back`` steps ago: the number of steps taken by then,
         and the source's identity.
         """
-        return {"step": self._step - back, **self._identity}
+        return {"step": self._step - back, **self.identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved position.
 
         Raises UserError if it was saved with other data, another seed or another global batch.
         """
-        for key, value in self._identity.items():
+        for key, value in self.identity.items():
             if state.get(key) != value:
                 reason = f"the saved position has {key} {state.get(key)}, this run has {value}"
                 remedy = "Resume with the settings and data that the run started with"

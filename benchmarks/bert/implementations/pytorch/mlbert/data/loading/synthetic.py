@@ -135,7 +135,7 @@ class SyntheticSource(StepSource):
             packs = [self._pack(step, pack) for pack in units.tolist()]
             rows = Ragged.concatenate(packs)
             counts = np.asarray([len(pack) for pack in packs])
-            batches.append(HostBatch.of(rows, counts, units, self.max_tokens, self._page_locked))
+            batches.append(HostBatch.of(rows, counts, units, self.max_tokens, self.locks_pages))
         return batches
 
     def _generator(self, step: int, pack: int) -> np.random.Generator:

@@ -205,7 +205,7 @@ class TaskSource(StepSource):
             chosen = self._order(epoch, first + units)
             batches.append(
                 HostBatch.of_sequences(
-                    self._encoded.take(chosen), units, self._max_tokens, self._page_locked
+                    self._encoded.take(chosen), units, self._max_tokens, self.locks_pages
                 )
             )
         return batches
