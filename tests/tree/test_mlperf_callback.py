@@ -59,13 +59,16 @@ def run_program(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("system", "needs"), [("plain", "torch"), ("trainer", "accelerate")])
+@pytest.mark.parametrize(
+    ("system", "needs"),
+    [("plain", "torch"), ("trainer", "accelerate"), ("lightning", "lightning")],
+)
 def test_ten_runs_of_an_example_form_a_submission(
     system: str, needs: str, tmp_path: Path, tree_root: Path
 ) -> None:
-    pytest.importorskip(needs, reason="Hugging Face's Trainer needs it")
+    pytest.importorskip(needs, reason="the example needs it")
     example = tree_root / EXAMPLES / f"mlperf_{system}.py"
-    assert len(example.read_text().splitlines()) <= 30
+    assert len(example.read_text().splitlines()) <= 80
     done = run_program(tree_root, example, tmp_path / "Example")
     assert done.returncode == 0, done.stderr[-3000:]
     logs = sorted((tmp_path / "Example/results" / system / "bert").glob("result_*.txt"))

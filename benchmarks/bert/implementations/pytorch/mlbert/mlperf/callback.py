@@ -1,5 +1,5 @@
 """MLPerf logs for other people's training loops: a context manager for plain PyTorch,
-a callback for Hugging Face.
+a callback for Hugging Face and for Lightning.
 
     with MLPerfCallback(folder, index, submitter=..., system_name=...) as log:
         ...                                         # build model and optimizer
@@ -10,6 +10,8 @@ a callback for Hugging Face.
             break
 
     trainer = transformers.Trainer(..., callbacks=[MLPerfCallback(...)])
+
+    trainer = lightning.Trainer(..., callbacks=[MLPerfCallback(...).for_lightning()])
 
 Each object writes one run's log, ``<folder>/results/<system_name>/bert/result_<index>.txt``, and
 ``<folder>/systems/<system_name>.json`` if it does not exist. Argument names match Composer's
@@ -34,6 +36,7 @@ from mlbert.host.provenance import tree_root
 from mlbert.host.system_description import STATUSES, describe_system, write_description
 from mlbert.mlperf import rules
 from mlbert.mlperf.keys import CLOSED_KEYS
+from mlbert.mlperf.lightning import LightningEvents
 from mlbert.mlperf.mllog import MLPerfLogger, constants
 
 __all__ = ["MLPerfCallback"]
@@ -60,7 +63,8 @@ Value = int | float | str
 
 
 class MLPerfCallback:
-    """Write one run's MLPerf log, as a context manager or as a callback of `transformers.Trainer`.
+    """Write one run's MLPerf log, as a context manager or as a callback of `transformers.Trainer`
+    or Lightning's Trainer (`for_lightning`).
 
     If the block or the process ends before the target is reached, the log is closed as aborted.
     Only rank 0 writes; every rank may call every method.
@@ -83,6 +87,10 @@ class MLPerfCallback:
         exit_at_target: stop the Trainer when the target is reached.
         hyperparameters: values known so far, by their log keys.
         rank: rank of this process (default: RANK, or 0).
+
+    Attributes:
+        path: of the log.
+        hyperparameters: values by their log keys that are known so far.
 
     Raises:
         UserError: an argument is invalid, the result exists, the existing system description
@@ -129,7 +137,7 @@ class MLPerfCallback:
                 raise UserError(
                     "config.choice", f"{name} {value!r}", "is not known", "Use another", choices
                 )
-        self._known: dict[str, Value] = dict(hyperparameters or {})
+        self.hyperparameters: dict[str, Value] = dict(hyperparameters or {})
         self._samples = 0
         self._evaluates = False
         self._reached = False
@@ -195,7 +203,7 @@ class MLPerfCallback:
         Raises:
             UserError: hyper-parameters are missing, or the clock is already running.
         """
-        self._start({**self._known, **(hyperparameters or {})}, REQUIRED)
+        self._start({**self.hyperparameters, **(hyperparameters or {})}, REQUIRED)
 
     def eval_start(self, samples: int) -> None:
         """Log that an evaluation begins after ``samples`` training samples.
@@ -247,10 +255,26 @@ class MLPerfCallback:
             self._stop(constants.SUCCESS, None)
         return self._reached
 
-    def close(self, reason: str | None = None) -> None:
-        """Close the log if it is open, as aborted if the run has begun."""
+    def close(self, reason: str | None = None, samples: int | None = None) -> None:
+        """Close the log if it is open, as aborted if the run has begun.
+
+        Args:
+            reason: for the log (default: the target was not reached).
+            samples: training samples so far (default: as at the last evaluation).
+        """
         atexit.unregister(self.close)
+        if samples is not None and self._log.status is None:
+            self._samples = samples
         self._stop(constants.ABORTED, reason or f"target {self.target:g} not reached")
+
+    def for_lightning(self) -> LightningEvents:
+        """Return a callback for Lightning's Trainer that writes this log.
+
+        It takes the seed of ``seed_everything``, the accumulation, the rate and the steps from the
+        Trainer. Pass the other hyperparameters to the constructor, global_batch_size among them.
+        The metric is the name that ``self.log`` was called with in validation.
+        """
+        return LightningEvents(self)
 
     # Events of Hugging Face's Trainer; `__getattr__` ignores all others
 
@@ -271,7 +295,7 @@ class MLPerfCallback:
             "num_warmup_steps": warmup,
             "start_warmup_step": 0,
         }
-        self._start(own | self._known, [key for key in REQUIRED if key not in _AT_THE_END])
+        self._start(own | self.hyperparameters, [key for key in REQUIRED if key not in _AT_THE_END])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Log the start of an evaluation that follows this step,
@@ -294,16 +318,14 @@ class MLPerfCallback:
         samples = self._samples_of(state)
         if not self._evaluates:
             self.eval_start(samples)
-        if "eval_samples" not in self._known and kwargs.get("eval_dataloader") is not None:
-            self._known["eval_samples"] = len(kwargs["eval_dataloader"].dataset)
+        if "eval_samples" not in self.hyperparameters and kwargs.get("eval_dataloader") is not None:
+            self.hyperparameters["eval_samples"] = len(kwargs["eval_dataloader"].dataset)
         if self.eval_end(samples, metrics[self.metric]) and self.exit_at_target:
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close the log: the Trainer has reached its limit or the target."""
-        if self._log.status is None:
-            self._samples = self._samples_of(state)
-        self.close()
+        self.close(samples=self._samples_of(state))
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("on_"):
@@ -315,7 +337,7 @@ class MLPerfCallback:
     def _start(self, known: dict[str, Value], required: Sequence[str]) -> None:
         if self._log.run_started:
             raise _out_of_order("fit_start")
-        self._known = known
+        self.hyperparameters = known
         wanted = list(required)
         if self._division == "closed":
             wanted += REQUIRED_IN_CLOSED
@@ -323,7 +345,7 @@ class MLPerfCallback:
         if missing:
             reason = f"lack {', '.join(missing)}"
             raise UserError("config.missing", "hyperparameters", reason, "Give them by these names")
-        for key, value in self._known.items():
+        for key, value in self.hyperparameters.items():
             if key not in _AT_THE_END:
                 self._log.event(key, value)
         self._log.end(constants.INIT_STOP)
@@ -336,8 +358,8 @@ class MLPerfCallback:
             self._log.end(constants.BLOCK_STOP, metadata=_BLOCK)
             self._log.end(constants.EPOCH_STOP, metadata={"epoch_num": self._samples})
             self._log.event(constants.TRAIN_SAMPLES, self._samples)
-            if "eval_samples" in self._known:
-                self._log.event(constants.EVAL_SAMPLES, self._known["eval_samples"])
+            if "eval_samples" in self.hyperparameters:
+                self._log.event(constants.EVAL_SAMPLES, self.hyperparameters["eval_samples"])
             self._log.run_stop(status, {"reason": reason} if reason else None)
         self._log.close()
 
@@ -351,7 +373,7 @@ class MLPerfCallback:
         )
 
     def _samples_of(self, state: Any) -> int:
-        return int(state.global_step) * int(self._known["global_batch_size"])
+        return int(state.global_step) * int(self.hyperparameters["global_batch_size"])
 
 
 def _out_of_order(call: str) -> UserError:
