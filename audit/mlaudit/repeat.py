@@ -50,6 +50,7 @@ _NEW = {
     "TENSORBOARD_DIR": "none",
     "WANDB_PROJECT": "none",
     "WANDB_OPTIONS": "none",
+    "MLFLOW_EXPERIMENT": "none",
 }
 _MAY_DIFFER = (
     *_NEW,

@@ -79,6 +79,7 @@ SHARED = (  # with glue.py
     "loggers.tensorboard.log_dir",
     "loggers.wandb.init_kwargs.**",
     *(f"loggers.wandb.{name}" for name in ("project", *WANDB)),
+    "loggers.mlflow.experiment_name",
 )
 COMMON = (
     *SHARED,
@@ -152,6 +153,7 @@ NAMES: Names = {
     "tensorboard_dir": ("loggers.tensorboard.log_dir",),
     "wandb_project": ("loggers.wandb.project",),
     "wandb_options": ("loggers.wandb.init_kwargs",),
+    "mlflow_experiment": ("loggers.mlflow.experiment_name",),
     "train_batch_size": ("global_train_batch_size",),
     "gradient_accumulation_steps": ("device_train_microbatch_size",),
     "auto_micro_batch": ("device_train_microbatch_size",),
@@ -529,6 +531,9 @@ def add_outputs(leaves: Leaves, layer: Layer, durations: Durations) -> None:
             "tensorboard_dir",
             Path(leaves.optional_text("loggers.tensorboard.log_dir") or "tensorboard"),
         )
+    if "loggers.mlflow.experiment_name" in leaves:
+        name = leaves.text("loggers.mlflow.experiment_name", "mlbert")
+        layer.put("mlflow_experiment", name)
     if any(leaf.startswith("loggers.wandb") and leaves.is_given(leaf) for leaf in leaves):
         layer.put("wandb_project", leaves.text("loggers.wandb.project", "uncategorized"))
         given = {

@@ -23,7 +23,8 @@ def _no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found(tmp_path: Path, **settings: object) -> None:
-    defaults = {"tensorboard_dir": None, "wandb_project": None, "run_name": "mine"}
+    names = ("tensorboard_dir", "wandb_project", "mlflow_experiment")
+    defaults = {**dict.fromkeys(names), "run_name": "mine"}
     config = SimpleNamespace(**defaults | settings)
     loggers = make_loggers(
         config, {"config": {"lr": 1}}, tmp_path, "decoupled_adamw", 2, lambda: 1e9
@@ -102,3 +103,23 @@ def test_secrets_in_options_are_refused_and_not_shown(tmp_path, options, capsys)
     resembling = '{"config": {"max_tokens": 5, "tokenizer": "bert"}, "notes": "token"}'
     needed = {"recipe": "packed_lamb", "output_dir": Path("x"), "max_samples_termination": 1}
     assert not [*RunConfig(**needed, wandb_options=resembling).contradictions()]
+
+
+@pytest.mark.slow
+def test_mlflow_has_the_numbers_and_the_configuration(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    before = mlflow.get_tracking_uri()
+    try:
+        found(tmp_path, mlflow_experiment="bert")
+        client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+        (run_of_mlflow,) = client.search_runs([client.get_experiment_by_name("bert").experiment_id])
+        assert run_of_mlflow.info.run_name == "mine"
+        assert run_of_mlflow.info.status == "FINISHED"
+        number = run_of_mlflow.info.run_id
+        (point,) = client.get_metric_history(number, "loss/train/total")
+        assert (point.step, point.value) == (3, 1.5)
+        assert run_of_mlflow.data.metrics["metrics/eval/MaskedAccuracy"] == 0.5
+        assert run_of_mlflow.data.params == {"lr": "1"}
+    finally:
+        mlflow.set_tracking_uri(before)

@@ -37,6 +37,7 @@ RECIPE = Recipe(
         {
             "RUN_NAME",
             "WANDB_PROJECT",
+            "MLFLOW_EXPERIMENT",
             "DATA_READER",
             "EVAL_ITER_STEPS",
             "EXCHANGE_PADDING",

@@ -98,6 +98,7 @@ def finetune(
     wandb: Annotated[
         str | None, typer.Option(metavar="PROJECT", help="Log to Weights & Biases.")
     ] = None,
+    mlflow: Annotated[str | None, typer.Option(metavar="EXPERIMENT", help="Log to MLflow.")] = None,
     predict: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Predict these rows with --model.")
     ] = None,
@@ -140,7 +141,7 @@ def finetune(
                              (stand-ins)
     """
     options = [start, train, held_out, text, label, task, numbers, minutes, epochs, patience, seed]
-    options += [tensorboard, wandb]
+    options += [tensorboard, wandb, mlflow]
     is_direct = class_weights or skip_bad or any(value is not None for value in options)
     if predict is not None or model is not None:
         if predict is None or model is None or path is not None or is_direct:
@@ -175,6 +176,7 @@ def finetune(
                 class_weights=class_weights,
                 tensorboard=tensorboard,
                 wandb=wandb,
+                mlflow=mlflow,
             )
             return custom_task.finetune(asked)
     if path is None:

@@ -22,6 +22,7 @@ _NAMES_ELSEWHERE = (
     ("tensorboard_dir", "for Weights & Biases --wandb_project", "reportto"),
     ("tensorboard_dir", "", "loggingdir tensorboard"),
     ("wandb_project", "", "wandb"),
+    ("mlflow_experiment", "", "mlflow mlflowexperimentname"),
     ("precision=bf16", "", "bf16 amp mixedprecision"),
     ("precision=fp16", "", "fp16"),
     ("precision=fp8", "", "fp8"),

@@ -72,6 +72,12 @@ class RunConfig(Section):
     wandb_options: str | None = setting(
         "WANDB_OPTIONS", "More arguments of wandb.init, in JSON.", default=None
     )
+    mlflow_experiment: str | None = setting(
+        "MLFLOW_EXPERIMENT",
+        "MLflow experiment; logs to the run folder unless MLFLOW_TRACKING_URI is set. "
+        "none disables it.",
+        default=None,
+    )
     experiment: int = setting("EXPERIMENT", "Index i of result_<i>.txt.", default=0, ge=0, le=9999)
     caches_cleared: bool = setting(
         "CACHES_CLEARED",

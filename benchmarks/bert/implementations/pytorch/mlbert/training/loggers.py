@@ -1,4 +1,4 @@
-"""Log a run's numbers to TensorBoard and Weights & Biases under Composer's names."""
+"""Log a run's numbers to TensorBoard, Weights & Biases and MLflow under Composer's names."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from mlbert.runs.config import RunConfig
 from mlbert.runs.events import Events
 from mlbert.runs.progress import RunOutcome, TrainState
 
+_TRACKING_URI = "MLFLOW_TRACKING_URI"
+_MOST_PARAMETERS = 100  # that MLflow takes in one call
 Write = Callable[[Mapping[str, float], int], object]  # numbers by name, and their step
 
 
@@ -82,7 +84,8 @@ def make_loggers(
     ranks: int,
     peak: Callable[[], float],
 ) -> list[Events]:
-    """Return the loggers that TENSORBOARD_DIR and WANDB_PROJECT ask for; call on rank 0.
+    """Return the loggers that TENSORBOARD_DIR, WANDB_PROJECT and MLFLOW_EXPERIMENT ask for; call on
+    rank 0.
 
     Args:
         config: the run's settings.
@@ -94,17 +97,17 @@ def make_loggers(
     Raises:
         UserError: the package of a logger is not installed, or its folder cannot be written.
     """
-    if config.tensorboard_dir is None and config.wandb_project is None:
+    opened: list[tuple[Write, Callable[[], object]]] = []
+    if config.tensorboard_dir is not None:
+        opened.append(_tensorboard(config.tensorboard_dir / (config.run_name or folder.name)))
+    if config.wandb_project is not None:
+        opened.append(_wandb(config, record, folder))
+    if config.mlflow_experiment is not None:
+        opened.append(_mlflow(config.mlflow_experiment, config.run_name, record, folder))
+    if not opened:
         return []
     peak_flops = peak()
-    loggers: list[Events] = []
-    if config.tensorboard_dir is not None:
-        write, close = _tensorboard(config.tensorboard_dir / (config.run_name or folder.name))
-        loggers.append(NumberLogger(write, close, optimizer, ranks, peak_flops))
-    if config.wandb_project is not None:
-        write, close = _wandb(config, record, folder)
-        loggers.append(NumberLogger(write, close, optimizer, ranks, peak_flops))
-    return loggers
+    return [NumberLogger(write, close, optimizer, ranks, peak_flops) for write, close in opened]
 
 
 def _tensorboard(folder: Path) -> tuple[Write, Callable[[], object]]:
@@ -152,3 +155,29 @@ def _wandb(
             "config.value", "WANDB_OPTIONS", reason, "Give its arguments in JSON"
         ) from None
     return lambda numbers, step: run.log(dict(numbers), step=step), run.finish
+
+
+def _mlflow(
+    experiment: str, run_name: str | None, record: Mapping[str, Any], folder: Path
+) -> tuple[Write, Callable[[], object]]:
+    """Open a run: on the server that MLFLOW_TRACKING_URI names, else in a database in the run
+    folder, which `mlflow ui --backend-store-uri` shows.
+    """
+    mlflow = import_package("mlflow", "MLFLOW_EXPERIMENT", "mlflow")
+    if _TRACKING_URI not in environment():
+        mlflow.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.db').resolve()}")
+    settings = [(name, str(value)) for name, value in record.get("config", record).items()]
+    try:
+        mlflow.set_experiment(experiment)
+        run = mlflow.start_run(run_name=run_name)
+        for first in range(0, len(settings), _MOST_PARAMETERS):
+            mlflow.log_params(dict(settings[first : first + _MOST_PARAMETERS]))
+    except mlflow.MlflowException as error:
+        reason = f"MLflow reports: {error}"
+        remedy = f"Set {_TRACKING_URI} to a server or folder that this machine can write to"
+        raise UserError("program.failed", "MLFLOW_EXPERIMENT", reason, remedy) from None
+
+    def write(numbers: Mapping[str, float], step: int) -> None:
+        mlflow.log_metrics(dict(numbers), step=step, run_id=run.info.run_id)
+
+    return write, mlflow.end_run
