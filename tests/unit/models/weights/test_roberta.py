@@ -143,11 +143,30 @@ def test_a_classifier_starts_from_a_masked_lm(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("model_type", ["distilbert", "deberta-v2", "eurobert", "neobert", "gpt2"])
-def test_other_families_are_refused_in_one_line(model_type: str) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "words", "instead"),
+    [
+        ("distilbert", "DistilBertForMaskedLM", "DistilBERT", "the BERT"),
+        ("deberta-v2", None, "DeBERTa", "ModernBERT"),
+        ("deberta", "DebertaForMaskedLM", "DeBERTa", "ModernBERT"),
+        ("eurobert", "EuroBertForMaskedLM", "EuroBERT", "mmBERT"),
+        ("neobert", "NeoBERTLMHead", "NeoBERT", "ModernBERT-base"),
+        ("gpt2", "GPT2LMHeadModel", "a decoder (GPT2LMHeadModel)", "an encoder"),
+        ("llama", "LlamaForCausalLM", "a decoder (LlamaForCausalLM)", "an encoder"),
+        ("t5", "T5ForConditionalGeneration", "an encoder with a decoder", "an encoder"),
+        ("xlnet", "XLNetModel", "'xlnet'", "an encoder of one of"),
+    ],
+)
+def test_other_families_are_refused_with_what_to_use(
+    model_type: str, architecture: str | None, words: str, instead: str
+) -> None:
+    values = {"model_type": model_type, "hidden_size": 768, "vocab_size": 30522}
+    if architecture is not None:
+        values["architectures"] = [architecture]
     with user_error("model.unsupported", "config.json") as refused:
-        config_from_huggingface({"model_type": model_type})
-    assert model_type in refused.value.problem
+        config_from_huggingface(values)
+    assert words in refused.value.problem
+    assert instead in refused.value.remedy
 
 
 @pytest.mark.parametrize("rows", [None, "514", 1])

@@ -38,7 +38,6 @@ from mlbert.host.files import write_atomically, writing
 from mlbert.host.json_files import as_json
 from mlbert.models import task_model
 from mlbert.models.fill_mask import open_model
-from mlbert.models.weights.huggingface import token_obstacle
 from mlbert.programs.custom_corpus.corpus_plan import cpu_threads
 from mlbert.programs.save_on_signal import train_until_signal
 from mlbert.programs.task_folder import REPORT, TaskFolder, held_folder
@@ -88,7 +87,7 @@ class Asked:
             the best; 0: the run ends with the last weights.
         seed: of the order of the rows, of dropout, and of new weights.
         class_weights: weigh the classes so that each has an equal share of the loss.
-        tensorboard, wandb: folder of event files, and project, if any.
+        tensorboard, wandb, mlflow: folder of event files, project and experiment, if any.
     """
 
     start: Path
@@ -103,6 +102,7 @@ class Asked:
     class_weights: bool = False
     tensorboard: Path | None = None
     wandb: str | None = None
+    mlflow: str | None = None
 
     def identity(self) -> dict[str, Any]:
         """Return what a run must share with a call that continues it, JSON-able."""
@@ -128,11 +128,6 @@ def finetune(asked: Asked) -> int:
             "command.launcher", "mlbert finetune --from", "runs as one process", "Start it directly"
         )
     model, _, tokenizer = open_model(asked.start)
-    why_not = token_obstacle(model.config)
-    if asked.form.kind == "tags" and why_not is not None:
-        reason = f"cannot be written for transformers with a tag for each word: {why_not}"
-        remedy = "Start from a BERT or a ModernBERT"
-        raise UserError("model.unsupported", asked.start, reason, remedy)
     rows = read_task(asked.train, asked.form)
     if asked.held_out is None:
         is_held_out = draw_held_out(rows)
@@ -278,6 +273,7 @@ class _Run:
             "resume": resume,
             "tensorboard_dir": asked.tensorboard,
             "wandb_project": asked.wandb,
+            "mlflow_experiment": asked.mlflow,
         }
         if not rows.classes:
             values |= {"standardize": True, "metric": "r2"}

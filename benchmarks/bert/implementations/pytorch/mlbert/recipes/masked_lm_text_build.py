@@ -21,7 +21,7 @@ from mlbert.models.config import ModelConfig
 from mlbert.models.objectives import MaskedLM
 from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.huggingface import to_huggingface
-from mlbert.models.weights.weight_files import write_composer
+from mlbert.models.weights.weight_files import composer_obstacle, write_composer
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes import assembly
 from mlbert.recipes.inspection import inspect_text
@@ -105,7 +105,8 @@ def _export(
 ) -> None:
     """Write the weights, and LOGDIR/latest-rank0.pt if Composer's programs can load this model."""
     write_weights(model, folder, facts, vocabulary)
-    if not model.config.starts_from_text:
+    shape = model.config
+    if not shape.starts_from_text and (shape.is_rotary or composer_obstacle(shape) is None):
         write_composer(to_huggingface(model), model.config, output_dir / "latest-rank0.pt")
 
 

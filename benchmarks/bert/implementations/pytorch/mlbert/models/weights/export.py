@@ -51,7 +51,8 @@ def write_weights(
     state = to_huggingface(model)
     shape = model.config
     with weights_folder(folder / "weights", state, vocabulary, shape, lower_case) as place:
-        (place / "README.md").write_text(model_card(model.architecture, card), encoding="utf-8")
+        text = model_card(model.architecture, card, classes)
+        (place / "README.md").write_text(text, encoding="utf-8")
         (place / "bert_config.json").write_text(shape.to_json(), encoding="utf-8")
     write_huggingface(
         folder / "huggingface",
@@ -112,13 +113,13 @@ def write_huggingface(
     else:
         tensors = state
     with weights_folder(target, tensors, vocabulary, shape, lower_case) as place:
-        (place / "README.md").write_text(model_card(architecture, card), encoding="utf-8")
+        text = model_card(architecture, card, classes)
+        (place / "README.md").write_text(text, encoding="utf-8")
         _write_json(place / "config.json", config)
         if "auto_map" in config:
             shutil.copyfile(MODELING, place / MODELING.name)
-        needs_fast = model_type != "bert" and not has_foreign
-        if needs_fast and vocabulary is not None:
-            _write_fast_tokenizer(place, load_tokenizer(place))
+        if vocabulary is not None and not has_foreign:
+            _write_fast_tokenizer(place, load_tokenizer(place), is_bert=model_type == "bert")
 
 
 @contextmanager
@@ -175,9 +176,10 @@ def _write_tokenizer(
     _write_json(folder / TOKENIZER_CONFIG, values)
 
 
-def _write_fast_tokenizer(place: Path, tokenizer: Tokenizer) -> None:
-    """Write a complete tokenizer: `transformers` builds one from a vocabulary only for its own
-    BERT.
+def _write_fast_tokenizer(place: Path, tokenizer: Tokenizer, is_bert: bool) -> None:
+    """Write a complete tokenizer, which servers of models read.
+
+    `transformers` builds one from a vocabulary only for its own BERT.
     """
     rules = tokenizer.rules
     assert rules is not None, "other tokenizers are copied"
@@ -188,6 +190,8 @@ def _write_fast_tokenizer(place: Path, tokenizer: Tokenizer) -> None:
         handle_chinese_chars=rules.split_cjk,
     )
     (place / TOKENIZER_JSON).write_text(fast.to_str(), encoding="utf-8")
+    if is_bert:
+        return
     values = read_json(place / TOKENIZER_CONFIG, "") | {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **BERT_NAMES,

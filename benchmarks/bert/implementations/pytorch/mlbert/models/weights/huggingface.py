@@ -19,6 +19,7 @@ from mlbert.host.json_files import read_json, shown
 from mlbert.models.bert import AnyBert
 from mlbert.models.weights import roberta
 from mlbert.models.weights.checkpoint_names import TIED, VOCABULARY
+from mlbert.models.weights.families import other_family
 from mlbert.models.weights.modernbert import (
     MODEL_TYPE,
     SHARED_NAMES,
@@ -35,9 +36,6 @@ MODELING = Path(__file__).with_name("modeling_mlbert.py")
 # Ours -> Hugging Face's: the benchmark's "gelu" is the tanh form,
 # Hugging Face's "gelu" is the exact one.
 _ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu"}
-_OTHER_FAMILY = (
-    "Choose a BERT, ModernBERT, RoBERTa or XLM-RoBERTa, or use transformers for this model"
-)
 _ACTIVATIONS_BACK = {"gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "gelu": "gelu_erf"}
 
 
@@ -53,15 +51,6 @@ def obstacle(config: BertConfig) -> str | None:
     }
     missing = [name for name, used in options.items() if used]
     return f"its BERT has no {' and no '.join(missing)}" if missing else None
-
-
-def token_obstacle(config: BertConfig) -> str | None:
-    """Return why `transformers` has no class of this shape with a label for each token, or None if
-    it has one.
-    """
-    if config.is_rotary or roberta.is_native(config):
-        return None
-    return obstacle(config)
 
 
 def huggingface_config(
@@ -122,16 +111,19 @@ def _own_config(config: BertConfig, architecture: str) -> dict[str, object]:
         "with local attention": config.local_attention > 0,
     }
     missing = [name for name, used in options.items() if used]
-    if architecture == TOKEN_CLASSIFIER:
-        missing.append(f"with this encoder: {obstacle(config)}")
     if missing:
         reason = f"cannot express a {architecture} {' and '.join(missing)}"
         remedy = "Keep the weights in our own form, or export with classifier_pooling cls or mean"
         raise UserError("model.unsupported", "Hugging Face", reason, remedy)
-    heads = ("ForMaskedLM", "ForSequenceClassification")
-    head = heads[architecture == "BertForSequenceClassification"]
+    heads = {
+        "BertForMaskedLM": "ForMaskedLM",
+        "BertForPreTraining": "ForMaskedLM",
+        "BertForSequenceClassification": "ForSequenceClassification",
+        TOKEN_CLASSIFIER: "ForTokenClassification",
+    }
+    head = heads[architecture]
     classes = {"AutoConfig": "MlbertConfig", "AutoModel": "MlbertModel"}
-    classes |= {f"AutoModel{name}": f"Mlbert{name}" for name in heads}
+    classes |= {f"AutoModel{name}": f"Mlbert{name}" for name in heads.values()}
     return {
         "architectures": [f"Mlbert{head}"],
         "model_type": OWN_TYPE,
@@ -154,8 +146,7 @@ def config_from_huggingface(values: Mapping[str, object], path: str = "config.js
     """
     model_type = values.get("model_type", "bert")  # older ones have none
     if model_type not in ("bert", MODEL_TYPE, OWN_TYPE, *roberta.MODEL_TYPES):
-        reason = f"model_type is {shown(model_type)}, which is not supported"
-        raise UserError("model.unsupported", path, reason, _OTHER_FAMILY)
+        raise other_family(values, path)
     is_bert = model_type in ("bert", *roberta.MODEL_TYPES)
     if is_bert and values.get("position_embedding_type", "absolute") != "absolute":
         remedy = "Choose a checkpoint with absolute positions"

@@ -2,38 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from mlbert.mlperf.rules import UNVERIFIED
 
-_TAGS = {
-    "BertForSequenceClassification": "bert, text-classification",
-    "BertForTokenClassification": "bert, token-classification",
+_TASKS = {
+    "BertForSequenceClassification": "text-classification",
+    "BertForTokenClassification": "token-classification",
 }
+_MASKED_LM = "fill-mask"
 
 
-def model_card(architecture: str, facts: Mapping[str, object]) -> str:
+def model_card(architecture: str, facts: Mapping[str, object], classes: Sequence[str] = ()) -> str:
     """Return the text: Hugging Face's header, a table of the facts,
     and a note that the result is unverified.
 
-    ``architecture``: name of the Hugging Face class with these parameters.
+    A fact that is a path is shortened to its last part: a card is published.
+
+    Args:
+        architecture: name of the Hugging Face class with these parameters.
+        facts: values by name.
+        classes: names of a classifier's outputs.
     """
+    task = _TASKS.get(architecture, _MASKED_LM)
     lines = [
-        "---",
-        "library_name: transformers",
-        f"tags: [{_TAGS.get(architecture, 'bert, masked-lm')}]",
-        "---",
+        *header(task, ["bert"]),
         "",
         f"# {architecture} trained by this run",
         "",
         "| what | value |",
         "|---|---|",
-        *(f"| {name} | {value} |" for name, value in facts.items()),
+        *(f"| {name} | {_without_folder(value)} |" for name, value in facts.items()),
         "",
-        "Input: WordPiece tokens of `vocab.txt`, cased or not as `tokenizer_config.json` says. "
+        *([f"Labels: {', '.join(classes)}.", ""] if classes else []),
+        "Input: tokens of the tokenizer in this folder. "
         "The weights carry the biases of the text that trained them.",
         "",
         UNVERIFIED,
         "",
     ]
     return "\n".join(lines)
+
+
+def header(task: str, tags: Sequence[str]) -> list[str]:
+    """Return the lines of Hugging Face's header.
+
+    Nothing here knows the license and the languages of the text, so they are left to the owner.
+
+    Args:
+        task: ``pipeline_tag``.
+        tags: further tags.
+    """
+    return [
+        "---",
+        "library_name: transformers",
+        f"pipeline_tag: {task}",
+        f"tags: [{', '.join(tags)}]",
+        "license: unknown  # of the weights; the text's license may limit it",
+        "# language: [en]  # of the text, in codes of ISO 639",
+        "---",
+    ]
+
+
+def _without_folder(value: object) -> object:
+    path = Path(value) if isinstance(value, str | Path) else None
+    return path.name if path is not None and path.is_absolute() else value

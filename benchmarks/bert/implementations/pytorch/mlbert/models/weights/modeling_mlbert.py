@@ -4,7 +4,9 @@ that its own classes cannot hold (``trust_remote_code=True``).
 This file is copied into an exported folder and imports nothing of mlbert. Input is padded, as in
 `transformers`. Parameter names and numbers are those of `mlbert.models.bert`: ALiBi or rotary or
 learned positions, LayerNorm before or after the sublayers, gated or plain feed-forward layers.
-Labels are as in `transformers`.
+Labels are as in `transformers`. The models have its optional outputs (hidden states, attention
+weights), take embeddings in place of token ids, recompute layers in the backward pass
+(`gradient_checkpointing_enable`), and can be resized to another vocabulary.
 
 Legend: S sequences, W padded length, D hidden, N heads, H head size, V vocabulary, L labels.
 """
@@ -21,6 +23,7 @@ from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
     MaskedLMOutput,
     SequenceClassifierOutput,
+    TokenClassifierOutput,
 )
 from transformers.utils import can_return_tuple
 
@@ -87,13 +90,17 @@ class MlbertLayer(nn.Module):
             if not (first and config.position_embedding_type == "rotary"):
                 self.attention["LayerNorm"] = _norm(config)
 
-    def forward(self, x: Tensor, mask: Tensor, rotations: Tensor | None) -> Tensor:
-        """Return [S, W, D]; ``mask`` is added to the attention scores."""
-        context = self._attended(self._normed(x, self.attention, "pre"), mask, rotations)
+    def forward(
+        self, x: Tensor, mask: Tensor, rotations: Tensor | None, wants_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return [S, W, D], and the attention weights [S, N, W, W] if they are wanted; ``mask`` is
+        added to the attention scores.
+        """
+        normed = self._normed(x, self.attention, "pre")
+        context, weights = self._attended(normed, mask, rotations, wants_weights)
         x = self._added(x, context, self.attention.output)
-        return self._added(
-            x, self._fed_forward(self._normed(x, self.intermediate, "pre")), self.output
-        )
+        inner = self._fed_forward(self._normed(x, self.intermediate, "pre"))
+        return self._added(x, inner, self.output), weights
 
     def _normed(self, x: Tensor, part: Any, position: str) -> Tensor:
         return (
@@ -112,7 +119,9 @@ class MlbertLayer(nn.Module):
         )
         return self._normed(residual + x, part, "post")
 
-    def _attended(self, x: Tensor, mask: Tensor, rotations: Tensor | None) -> Tensor:
+    def _attended(
+        self, x: Tensor, mask: Tensor, rotations: Tensor | None, wants_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
         heads = self.config.num_attention_heads
         query, key, value = (
             part(x).unflatten(-1, (heads, -1)).transpose(1, 2)
@@ -122,11 +131,14 @@ class MlbertLayer(nn.Module):
             query = _rotated(query, rotations)
             key = _rotated(key, rotations)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
-        return (
-            F.scaled_dot_product_attention(query, key, value, mask, dropout)
-            .transpose(1, 2)
-            .flatten(2)
-        )
+        weights = None
+        if wants_weights or self.config._attn_implementation == "eager":
+            scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+            weights = (scores + mask).float().softmax(-1).to(value.dtype)
+            context = F.dropout(weights, dropout) @ value
+        else:
+            context = F.scaled_dot_product_attention(query, key, value, mask, dropout)
+        return context.transpose(1, 2).flatten(2), weights
 
     def _fed_forward(self, x: Tensor) -> Tensor:
         inner = self.intermediate.dense(x)
@@ -144,6 +156,7 @@ class MlbertPreTrainedModel(PreTrainedModel):
     config_class = MlbertConfig
     base_model_prefix = "bert"
     _supports_sdpa = True
+    supports_gradient_checkpointing = True
     _no_split_modules: Any = ("MlbertLayer",)
     # Heads.
     _keys_to_ignore_on_load_unexpected: Any = (r"^cls\.", r"^classifier\.", r"^bert\.pooler\.")
@@ -160,6 +173,11 @@ class MlbertPreTrainedModel(PreTrainedModel):
         """Return the word embeddings."""
         encoder: Any = self.base_model
         return encoder.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the word embeddings."""
+        encoder: Any = self.base_model
+        encoder.embeddings.word_embeddings = value
 
 
 class MlbertModel(MlbertPreTrainedModel):
@@ -187,11 +205,18 @@ class MlbertModel(MlbertPreTrainedModel):
         if config.norm_position == "pre":
             self.encoder["LayerNorm"] = _norm(config)
         self.pooler = nn.ModuleDict({"dense": nn.Linear(size, size)}) if add_pooling_layer else None
+        self.gradient_checkpointing = False
         self.post_init()
 
     @can_return_tuple
     def forward(
-        self, input_ids: Tensor, attention_mask: Any = None, token_type_ids: Any = None
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        inputs_embeds: Any = None,
+        output_attentions: Any = None,
+        output_hidden_states: Any = None,
     ) -> Any:
         """Return the last hidden states [S, W, D] and the pooled first ones [S, D],
         None without a pooler.
@@ -200,35 +225,64 @@ class MlbertModel(MlbertPreTrainedModel):
             input_ids: int64 [S, W].
             attention_mask: 0 at padding; None: there is none.
             token_type_ids: of the sentence; None: 0. Rotary models have none and ignore them.
+            inputs_embeds: [S, W, D] in place of the token ids' embeddings.
+            output_attentions: return each layer's attention weights, [S, N, W, W]; None: as the
+                configuration says.
+            output_hidden_states: return the embeddings and each layer's output, [S, W, D]; None:
+                as the configuration says.
         """
-        places = torch.arange(input_ids.shape[1], device=input_ids.device)
-        x = self.embeddings.word_embeddings(input_ids)
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        x = self.embeddings.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        size = x.shape[:2]
+        places = torch.arange(size[1], device=x.device)
         if "position_embeddings" in self.embeddings:
             x = x + self.embeddings.position_embeddings(places)
         if "token_type_embeddings" in self.embeddings:
-            kinds = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-            x = x + self.embeddings.token_type_embeddings(kinds)
+            if token_type_ids is None:
+                token_type_ids = torch.zeros(size, dtype=torch.int64, device=x.device)
+            x = x + self.embeddings.token_type_embeddings(token_type_ids)
         x = F.dropout(self.embeddings.LayerNorm(x), self.config.hidden_dropout_prob, self.training)
-        mask = self._mask(input_ids, attention_mask, x.dtype)
+        if attention_mask is None:
+            attention_mask = torch.ones(size, dtype=torch.int64, device=x.device)
+        mask = self._mask(attention_mask, places, x.dtype)
         rotations = self._rotations(places)
+        hidden_states = [x]
+        attentions = []
         for layer in self.encoder.layer:
-            x = layer(x, mask, rotations)
+            if self.gradient_checkpointing and self.training:
+                x, weights = self._gradient_checkpointing_func(
+                    layer.__call__, x, mask, rotations, output_attentions
+                )
+            else:
+                x, weights = layer(x, mask, rotations, output_attentions)
+            hidden_states.append(x)
+            attentions.append(weights)
         if "LayerNorm" in self.encoder:
             x = self.encoder.LayerNorm(x)
+            hidden_states[-1] = x
         pooled = None if self.pooler is None else torch.tanh(self.pooler.dense(x[:, 0]))
-        return BaseModelOutputWithPooling(last_hidden_state=x, pooler_output=pooled)
+        return BaseModelOutputWithPooling(
+            last_hidden_state=x,
+            pooler_output=pooled,
+            hidden_states=tuple(hidden_states) if output_hidden_states else None,
+            attentions=tuple(attentions) if output_attentions else None,
+        )
 
-    def _mask(self, input_ids: Tensor, attention_mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def _mask(self, attention_mask: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
         """Return what is added to the scores, [S, 1 or N, 1 or W, W]:
         ALiBi, and the least number at padding.
         """
-        places = torch.arange(input_ids.shape[1], device=input_ids.device)
-        bias = torch.zeros(1, 1, 1, len(places), device=input_ids.device)
+        bias = torch.zeros(1, 1, 1, len(places), device=places.device)
         if self.config.position_embedding_type == "alibi":
-            slopes = torch.tensor(self.config.alibi_slopes, device=input_ids.device)
+            slopes = torch.tensor(self.config.alibi_slopes, device=places.device)
             bias = -slopes[None, :, None, None] * (places[:, None] - places).abs()
-        is_token = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        return bias.to(dtype).masked_fill(is_token[:, None, None] == 0, torch.finfo(dtype).min)
+        is_padding = attention_mask[:, None, None] == 0
+        return bias.to(dtype).masked_fill(is_padding, torch.finfo(dtype).min)
 
     def _rotations(self, places: Tensor) -> Tensor | None:
         """Return the cosines, then the sines, of each position's angles, float32 [W, H],
@@ -274,26 +328,57 @@ class MlbertForMaskedLM(MlbertPreTrainedModel):
         self.cls = nn.ModuleDict({"predictions": MlbertPredictions(config)})
         self.post_init()
 
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
+        """As in `transformers`; also of the decoder, whose new entries have the bias 0."""
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        size = embeddings.weight.shape[0]
+        predictions = self.cls.predictions
+        if self.config.tie_word_embeddings:
+            predictions.bias = nn.Parameter(_resized(predictions.bias.data, size))
+        elif predictions.decoder.out_features != size:
+            old = predictions.decoder
+            predictions.decoder = nn.Linear(old.in_features, size).to(old.weight)
+            predictions.decoder.weight.data = _resized(old.weight.data, size)
+            predictions.decoder.bias.data = _resized(old.bias.data, size)
+        return embeddings
+
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Any = None,
         attention_mask: Any = None,
         token_type_ids: Any = None,
         labels: Any = None,
+        inputs_embeds: Any = None,
+        output_attentions: Any = None,
+        output_hidden_states: Any = None,
     ) -> Any:
         """Return the loss of the labels that are not -100, and logits [S, W, V].
 
         See `MlbertModel.forward`.
         """
-        hidden = self.bert(input_ids, attention_mask, token_type_ids).last_hidden_state
+        outputs = self.bert(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
+            return_dict=True,
+        )
+        hidden = outputs.last_hidden_state
         logits = self.cls.predictions(hidden, self.get_input_embeddings().weight)
         loss = (
             None
             if labels is None
             else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
         )
-        return MaskedLMOutput(loss=loss, logits=logits)
+        return MaskedLMOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
 
 
 class MlbertForSequenceClassification(MlbertPreTrainedModel):
@@ -309,20 +394,93 @@ class MlbertForSequenceClassification(MlbertPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Any = None,
         attention_mask: Any = None,
         token_type_ids: Any = None,
         labels: Any = None,
+        inputs_embeds: Any = None,
+        output_attentions: Any = None,
+        output_hidden_states: Any = None,
     ) -> Any:
         """Return the loss and logits [S, L].
 
-        ``labels``: classes [S], numbers [S], or 0 or 1 for each label [S, L].
+        ``labels``: classes [S], numbers [S], or 0 or 1 for each label [S, L]. For the others see
+        `MlbertModel.forward`.
         """
-        pooled = self.bert(input_ids, attention_mask, token_type_ids).pooler_output
-        logits = self.classifier(F.dropout(pooled, self.config.hidden_dropout_prob, self.training))
-        return SequenceClassifierOutput(
-            loss=None if labels is None else _loss(logits.float(), labels), logits=logits
+        outputs = self.bert(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
+            return_dict=True,
         )
+        pooled = F.dropout(outputs.pooler_output, self.config.hidden_dropout_prob, self.training)
+        logits = self.classifier(pooled)
+        return SequenceClassifierOutput(
+            loss=None if labels is None else _loss(logits.float(), labels),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class MlbertForTokenClassification(MlbertPreTrainedModel):
+    """The encoder and a classifier of ``config.num_labels`` outputs for each token."""
+
+    def __init__(self, config: MlbertConfig) -> None:
+        super().__init__(config)
+        self.bert = MlbertModel(config, add_pooling_layer=False)
+        num_labels: Any = config.num_labels
+        self.classifier = nn.Linear(config.hidden_size, num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        labels: Any = None,
+        inputs_embeds: Any = None,
+        output_attentions: Any = None,
+        output_hidden_states: Any = None,
+    ) -> Any:
+        """Return the loss of the labels that are not -100, and logits [S, W, L].
+
+        See `MlbertModel.forward`.
+        """
+        outputs = self.bert(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
+            return_dict=True,
+        )
+        hidden = outputs.last_hidden_state
+        logits = self.classifier(F.dropout(hidden, self.config.hidden_dropout_prob, self.training))
+        loss = (
+            None
+            if labels is None
+            else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        )
+        return TokenClassifierOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+def _resized(rows: Tensor, size: int) -> Tensor:
+    """Return the first rows, with zeros after them if there are fewer than ``size``."""
+    result = rows.new_zeros(size, *rows.shape[1:])
+    kept = min(size, len(rows))
+    result[:kept] = rows[:kept]
+    return result
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:

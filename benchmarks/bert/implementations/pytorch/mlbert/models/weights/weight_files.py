@@ -397,12 +397,12 @@ def write_composer(state: Mapping[str, Tensor], shape: BertConfig, path: Path) -
     if shape.is_rotary:
         _write_composer_content(path, flexbert_state(state, shape), flexbert_config(shape))
         return
-    mosaic_bert = shape == _of_kind(shape, mosaic_bert=True)
-    plain = _of_kind(shape, mosaic_bert=False) if mosaic_bert else shape
-    if why_not := _composer_obstacle(plain, mosaic_bert):
+    if why_not := composer_obstacle(shape):
         raise UserError(
             "model.unsupported", "Composer", why_not, "Keep the weights in our own form"
         )
+    mosaic_bert = _is_mosaic_bert(shape)
+    plain = _of_kind(shape, mosaic_bert=False) if mosaic_bert else shape
     parts: dict[str, list[Tensor]] = {}
     tensors = padded(state, shape) if mosaic_bert else state
     # Rows of the query, then of the key, then of the value.
@@ -438,11 +438,16 @@ def _of_kind(shape: BertConfig, mosaic_bert: bool) -> BertConfig:
     )
 
 
-def _composer_obstacle(plain: BertConfig, mosaic_bert: bool) -> str | None:
-    """Return why Composer does not support a shape, or None.
+def _is_mosaic_bert(shape: BertConfig) -> bool:
+    return shape.position_offset == 0 and shape == _of_kind(shape, mosaic_bert=True)
 
-    ``plain`` is the shape without MosaicBERT's options.
+
+def composer_obstacle(shape: BertConfig) -> str | None:
+    """Return why Composer's BERT and MosaicBERT do not have a shape without rotary positions, or
+    None if one of them does.
     """
+    mosaic_bert = _is_mosaic_bert(shape)
+    plain = _of_kind(shape, mosaic_bert=False) if mosaic_bert else shape
     if not plain.tie_word_embeddings:
         return "its BERTs have no separate decoder weights"
     if mosaic_bert and not plain.exact_gelu:

@@ -33,6 +33,7 @@ from mlbert.host.files import write_atomically
 from mlbert.host.packages import import_sibling
 from mlbert.models.fill_mask import fill, open_masked_lm, open_model
 from mlbert.models.weights.convert import grow_model
+from mlbert.models.weights.model_card import header
 from mlbert.models.weights.weight_files import new_path
 from mlbert.programs import pretrain_rules as rules
 from mlbert.programs.custom_corpus.corpus_plan import (
@@ -178,11 +179,8 @@ def _model_card(folder: OwnFolder, facts: Facts, summary: dict[str, Any], length
     if tokenizer.is_plain:
         case += " and accents"
     scripts = f"; scripts of its letters: {facts.scripts}" if facts.scripts else ""
-    return f"""---
-library_name: transformers
-pipeline_tag: fill-mask
-tags: [masked-lm, {architecture.lower()}]
----
+    lines = "\n".join(header("fill-mask", ["masked-lm", architecture.lower()]))
+    return f"""{lines}
 
 # A masked language model of our own text
 
