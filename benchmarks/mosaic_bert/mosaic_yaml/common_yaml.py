@@ -68,6 +68,8 @@ _CALLBACKS = (
     "packing_efficiency",
     "log_grad_norm",
 )
+# Evaluations without a better one until a fine-tuning stops; the best weights are kept.
+PATIENCE = "callbacks.early_stopper.patience"
 WANDB = ("entity", "name", "group", "tags")
 SHARED = (  # with glue.py
     *(

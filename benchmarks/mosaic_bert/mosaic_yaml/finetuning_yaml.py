@@ -42,6 +42,7 @@ KNOWN = (
     "max_seq_len",
     "model.num_labels",
     "train_subset_num_batches",
+    common_yaml.PATIENCE,
     *(
         f"data.{name}"
         for name in ("train", "eval", "text_columns", "label_column", "task", "glue", "source")

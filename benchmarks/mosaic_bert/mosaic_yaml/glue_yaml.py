@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -15,7 +16,7 @@ from mlbert.data.formats.glue_tasks import TASKS
 from mlbert.data.prepare.glue_sources import HUB, SOURCES
 from mlbert.host.errors import UserError
 from mlbert.programs.glue_runner import DEFAULT_SEED, SEEDS, GlueJob, job_list
-from mosaic_yaml.common_yaml import SHARED
+from mosaic_yaml.common_yaml import PATIENCE, SHARED
 from mosaic_yaml.nested_yaml import Leaves
 
 # Copied unchanged into the jobs' YAML.
@@ -29,6 +30,7 @@ _PASSED = (
     "progress_bar",
     "log_to_console",
     "python_log_level",
+    PATIENCE,
     *SHARED,
     *(
         f"model.{name}"
@@ -52,6 +54,7 @@ KNOWN = (
     "base_run_name",
     "default_seed",
     "published_order",
+    "search",
     "starting_checkpoint_load_path",
     "local_pretrain_checkpoint_folder",
     "save_finetune_checkpoint_prefix",
@@ -66,6 +69,7 @@ _OWN = (
     "base_run_name",
     "default_seed",
     "published_order",
+    "search",
     "starting_checkpoint_load_path",
     "tasks",
     "local_pretrain_checkpoint_folder",
@@ -75,10 +79,17 @@ _OWN = (
 
 
 class GlueYaml:
-    """Typed access to a ``glue.py`` YAML. Raises UserError for illegal values."""
+    """Typed access to a ``glue.py`` YAML. Raises UserError for illegal values.
 
-    def __init__(self, leaves: Leaves) -> None:
+    Args:
+        leaves: of the file.
+        options: what a user who wrote no YAML types for its names.
+    """
+
+    def __init__(self, leaves: Leaves, options: Mapping[str, str] = MappingProxyType({})) -> None:
         self._leaves = leaves
+        self._options = options
+        self.is_search = bool(leaves.flag("search", False).value)
         self.base_run_name = str(leaves.text("base_run_name", "glue").value)
         self.parallel = bool(leaves.flag("parallel", True).value)
         prefix = str(
@@ -116,7 +127,7 @@ class GlueYaml:
                 reason = f"tasks.{task}.seeds {given!r} is not a list of seeds"
                 raise UserError("config.value", origin, reason, "Write [19, 8364]")
             seeds[task] = list(dict.fromkeys(given))
-        return job_list(seeds)
+        return job_list(seeds, self.is_search)
 
     def keeps_weights(self, job: GlueJob) -> bool:
         """Return True if a job's weights are kept after the jobs that wait for them."""
@@ -128,11 +139,9 @@ class GlueYaml:
         )
 
     def names_for_errors(self, task: str) -> dict[str, str]:
-        """Return what the user of this YAML writes for the names in a job's YAML
-        that have another name here.
-        """
+        """Return what the user writes for the names in a job's YAML that have another name here."""
         trainer = f"tasks.{task}.trainer_kwargs"
-        return {
+        names = {
             "run_name": "base_run_name",
             "save_folder": "save_finetune_checkpoint_folder",
             "load_path": "starting_checkpoint_load_path",
@@ -140,6 +149,8 @@ class GlueYaml:
             **{name: f"tasks.{task}.{name}" for name in ("optimizer.lr", "optimizer.weight_decay")},
             **{name: f"{trainer}.{name}" for name in _TRAINER},
         }
+        here = names | {name: name for name in self._options}
+        return {name: self._options.get(own, own) for name, own in here.items()}
 
     def of_job(self, job: GlueJob, start: str | None) -> dict[str, Any]:
         """Return the YAML of a job that starts from the weights ``start``, by dotted name."""
@@ -178,6 +189,10 @@ class GlueYaml:
         for name, (own, published) in of_task.items():
             leaf = leaves.get(f"tasks.{job.task}.{own}")
             found[name] = published if leaf is None or leaf.value is None else leaf.value
+        if job.trial is not None:
+            found["optimizer.lr"] = job.trial.learning_rate
+            found["optimizer.weight_decay"] = job.trial.weight_decay
+            found["max_duration"] = f"{job.trial.epochs}ep"
         return {**defaults, **found}
 
 

@@ -1,6 +1,7 @@
 """Jobs as real processes: order, devices, failure, and that no child outlives the program."""
 
 import itertools
+import json
 import operator
 import os
 import re
@@ -19,9 +20,12 @@ from mlbert.programs.glue_runner import (
     Runner,
     State,
     aggregate,
+    best_trials,
     job_list,
     make_slots,
+    write_scores,
 )
+from mlbert.programs.glue_trials import Trial
 from programs import wait_for
 
 JOBS = job_list({"mnli": [1, 2], "cola": [1], "rte": [1], "stsb": [1]})
@@ -190,3 +194,47 @@ def test_scores_by_hand() -> None:
     assert aggregate(results) == pytest.approx(expected)
     assert aggregate({}) == {}
     assert score("mrpc", {"accuracy": 0.7, "f1": 0.8}) == pytest.approx(75.0)
+
+
+def test_a_search_waits_for_all_trials_and_starts_if_one_succeeded(tmp_path: Path) -> None:
+    trials = [Trial(1e-5, 1e-6, epochs) for epochs in (1, 2)]
+    searched = [GlueJob("mnli", 1, False, trial) for trial in trials]
+    searched.append(GlueJob("rte", 1, True, trials[0]))
+
+    def run(bodies: list[str]) -> list[State]:
+        def prepare(job: GlueJob) -> list[str]:
+            job.folder(tmp_path).mkdir(parents=True, exist_ok=True)
+            return ["sh", "-c", bodies[searched.index(job)]]
+
+        slots = make_slots(2, None, [0], 2)
+        folder = operator.methodcaller("folder", tmp_path)
+        runner = Runner(searched, (), slots, prepare, folder, {**os.environ}, lambda task: {})
+        runner.run(lambda job: None)
+        return list(runner.states.values())
+
+    slow = f"sleep 0.5; touch {tmp_path}/slow"
+    assert run(["exit 1", slow, f"test -e {tmp_path}/slow"]) == [
+        State.FAILED,
+        State.DONE,
+        State.DONE,
+    ]
+    assert run(["exit 1", "exit 1", "true"]) == [State.FAILED, State.FAILED, State.BLOCKED]
+
+
+def test_the_best_trial_of_each_task_counts(tmp_path: Path) -> None:
+    low = Trial(1e-5, 1e-6, 1)
+    high = Trial(8e-5, 1e-6, 1)
+    results = {
+        GlueJob("rte", 1, False, low): {"accuracy": 0.9},
+        GlueJob("rte", 2, False, low): {"accuracy": 0.5},
+        GlueJob("rte", 1, False, high): {"accuracy": 0.8},
+        GlueJob("cola", 1, False, low): {"matthews_correlation": 0.4},
+    }
+    best = best_trials(results)
+    assert [(job.task, job.trial) for job in best] == [("rte", high), ("cola", low)]
+    assert best_trials({GlueJob("rte", 1, False): {"accuracy": 0.5}})
+    write_scores(tmp_path, results, [])
+    found = json.loads((tmp_path / glue_runner.SCORES).read_text())
+    assert found["tasks"] == {"rte": pytest.approx(80), "cola": pytest.approx(40)}
+    assert found["jobs"][2]["learning_rate"] == 8e-5
+    assert len(found["jobs"]) == 4

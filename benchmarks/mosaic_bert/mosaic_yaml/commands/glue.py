@@ -7,25 +7,35 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
 
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.tokenizer import write_tokenizer
 from mlbert.data.prepare import glue_sources
 from mlbert.distributed.world import World
 from mlbert.host.console import console_progress
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, public_names
 from mlbert.host.exit_statuses import FAILED, SUCCEEDED
+from mlbert.host.files import write_atomically, writing
+from mlbert.host.option_checks import first_given, refuse_with
+from mlbert.models.fill_mask import open_model
 from mlbert.programs import glue_runner
+from mlbert.programs.glue_published import published_scores
 from mlbert.programs.glue_runner import GlueJob, GlueProgress, Runner, State
 from mlbert.programs.task_metrics import last_evaluation
 from mlbert.runs.config import RunConfig
-from mosaic_yaml import finetuning_yaml, glue_yaml
-from mosaic_yaml.commands.main_yaml import WORDS, Words, YamlFile, check_yaml_file, resolve_layer
-from mosaic_yaml.common_yaml import names_for_errors
+from mosaic_yaml import finetuning_yaml, glue_of_model, glue_yaml
+from mosaic_yaml.commands.main_yaml import WORDS, Words, check_yaml_file, resolve_layer
+from mosaic_yaml.common_yaml import find_start, names_for_errors
+from mosaic_yaml.glue_of_model import Asked
 from mosaic_yaml.glue_yaml import GlueYaml
 from mosaic_yaml.nested_yaml import Leaves, YamlValue, read_nested
 
@@ -36,13 +46,61 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(context_settings=WORDS)
-def glue(path: YamlFile, words: Words = None) -> int:
+def glue(
+    path: Annotated[
+        Path | None,
+        typer.Argument(metavar="YAML", help="YAML file to start from.", show_default=False),
+    ] = None,
+    words: Words = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="MODEL", help="Model to evaluate; settings are those of its form."
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="GLUE's files, default glue-data; missing ones are downloaded."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Jobs and scores; default glue.")
+    ] = None,
+    tasks: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Such as cola,rte; default: all eight.")
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=len(glue_runner.MOST_SEEDS),
+            help="Runs of each task; default: as published, 1 to 5.",
+        ),
+    ] = None,
+    search: Annotated[
+        bool,
+        typer.Option(
+            "--search", help="Search over the settings of ModernBERT's paper: 48 jobs a task."
+        ),
+    ] = False,
+) -> int:
     """Fine-tune on GLUE's eight tasks, one process per job, and print the scores.
+
+    \b
+    mlbert glue --from MODEL
+        with the settings published for models of its form
+    mlbert glue YAML [NAME=VALUE]...
+        with every setting
+
+    MODEL is a run folder, its weights/, or a Hugging Face folder of a BERT, RoBERTa, MosaicBERT or
+    ModernBERT. Its YAML is written to DIR/glue.yaml. Scores are printed next to published ones.
 
     Each job has its own folder. As many jobs run in parallel as there are GPUs, or CPU cores
     without a GPU. rte, mrpc and stsb start from the weights of the first mnli job. If started
     again, finished jobs are skipped. A job's YAML also runs alone: mlbert finetune
-    FOLDER/task=T/seed=S/job.yaml
+    FOLDER/task=T/seed=S/job.yaml. In a YAML:
 
     \b
     starting_checkpoint_load_path=WEIGHTS
@@ -66,25 +124,84 @@ def glue(path: YamlFile, words: Words = None) -> int:
         save_num_checkpoints_to_keep (0: delete the weights after the job)
     tasks.T.optimizer.lr=5e-5
         also optimizer.weight_decay, batch_size
+    callbacks.early_stopper.patience=3
+        evaluations without a better one until a job stops
+    search=true
+        one job for each trial, as --search
     """
-    check_yaml_file(PROGRAM, path)
+    others = {"--data": data, "--out": out, "--tasks": tasks, "--seeds": seeds}
+    others["--search"] = search or None
     if World.identify(environment()).world_size > 1:
         remedy = f"Run python {PROGRAM} without a launcher"
         raise UserError("command.launcher", PROGRAM, "starts its processes itself", remedy)
-    return Program(
-        path, GlueYaml(Leaves(path, read_nested(path, words or [], glue_yaml.KNOWN))), Console()
-    ).run()
+    if start is not None:
+        refuse_with("--from", {"the YAML": path})
+        asked = Asked(
+            start=start,
+            data=data or Path("glue-data"),
+            out=out or Path("glue"),
+            tasks=glue_of_model.chosen_tasks(tasks),
+            num_seeds=seeds,
+            is_search=search,
+        )
+        with public_names(glue_of_model.OPTIONS):
+            return _of_model(asked)
+    if (option := first_given(others)) is not None:
+        raise UserError("config.conflict", option, "needs --from", "Write --from MODEL")
+    if path is None:
+        remedy = "Write mlbert glue --from MODEL"
+        raise UserError("config.missing", PROGRAM, "needs a model or a YAML file", remedy)
+    check_yaml_file(PROGRAM, path)
+    given = GlueYaml(Leaves(path, read_nested(path, words or [], glue_yaml.KNOWN)))
+    shape = None if given.start is None else find_start(given.start)[0]
+    return Program(path, given, Console(), shape).run()
+
+
+def _of_model(asked: Asked) -> int:
+    """Write the YAML for a model, and run it."""
+    model, _, tokenizer = open_model(asked.start)
+    shape = model.config
+    del model  # its weights are read by the jobs
+    glue_sources.complete(asked.data, glue_sources.HUB, asked.tasks)
+    path = asked.out / glue_of_model.GLUE_YAML
+    vocabulary = asked.out / glue_of_model.TOKENIZER
+    with writing(asked.out, "Name another --out"):
+        vocabulary.mkdir(parents=True, exist_ok=True)
+        write_tokenizer(tokenizer, vocabulary)
+        write_atomically(path, glue_of_model.glue_yaml_text(asked, shape))
+    console = Console()
+    source = glue_of_model.settings_source(shape, asked.is_search)
+    console.print(f"settings: {source}", markup=False, highlight=False, soft_wrap=True)
+    leaves = Leaves(path, read_nested(path, [], glue_yaml.KNOWN))
+    given = GlueYaml(leaves, glue_of_model.OPTIONS)
+    return Program(path, given, console, shape, glue_of_model.OPTIONS).run()
 
 
 class Program:
-    """One run of glue.py: its YAML, its jobs and their metrics."""
+    """One run of glue.py: its YAML, its jobs and their metrics.
 
-    def __init__(self, path: Path, given: GlueYaml, console: Console) -> None:
+    Args:
+        path: of the YAML.
+        given: its content.
+        console: where to print.
+        shape: of the model to start from, if known.
+        options: what a user who wrote no YAML types for its names.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        given: GlueYaml,
+        console: Console,
+        shape: BertConfig | None,
+        options: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._path = path
         self._given = given
         self._console = console
+        self._published = [] if shape is None else published_scores(shape)
+        self._another = "--out" if options else "base_run_name"
         self._metrics: dict[GlueJob, dict[str, float]] = {}
-        self._first = next((job for job in given.jobs if job.task == glue_runner.FIRST), None)
 
     def run(self) -> int:
         """Run the unfinished jobs; print and write the scores."""
@@ -96,9 +213,11 @@ class Program:
         glue_sources.complete(given.glue, given.source, given.tasks)
         samples = self._check_settings()
         given.folder.mkdir(parents=True, exist_ok=True)
-        done = [job for job in given.jobs if self._is_done(job)]
-        for job in done:
-            self._metrics[job] = last_evaluation(self._folder(job) / "run_0")
+        done = []
+        for job in given.jobs:  # those that wait come last, and need the metrics before
+            if self._is_done(job):
+                done.append(job)
+                self._metrics[job] = last_evaluation(self._folder(job) / "run_0")
         if done:
             self._print(f"{len(done)} of {len(given.jobs)} jobs are already done")
         most = len(given.jobs) if given.parallel else 1
@@ -115,7 +234,7 @@ class Program:
             environment(),
             given.names_for_errors,
         )
-        to_do = {job: samples[job.task] for job in given.jobs if job not in done}
+        to_do = {job: samples[job] for job in given.jobs if job not in done}
         progress = console_progress(self._console)
         display = GlueProgress(progress, to_do, self._folder, self._metrics)
         with progress.task("fine-tuning", display.total, "samples") as advance:
@@ -127,29 +246,49 @@ class Program:
 
             runner.run(on_change)
         missing = [job for job, state in runner.states.items() if state is not State.DONE]
-        glue_runner.write_scores(given.folder, self._metrics, missing)
-        self._console.print(glue_runner.scores_table(self._metrics))
+        glue_runner.write_scores(given.folder, self._metrics, missing, self._published)
+        best = glue_runner.best_trials(self._metrics)
+        self._console.print(glue_runner.scores_table(best, self._published))
+        if given.is_search:
+            for task, trial in {job.task: job.trial for job in best}.items():
+                self._print(f"best of {task}: {trial.name if trial else ''}")
         self._print(f"{given.folder / glue_runner.SCORES}, {given.folder / glue_runner.FIGURE}")
         for job in missing:
             why = f"{glue_runner.FIRST} has failed"
             if runner.states[job] is State.FAILED:
                 why = f"{runner.last_line(job)} ({self._folder(job) / glue_runner.LOG})"
-            print(f"{PROGRAM}: {job.task} seed {job.seed}: {why}", file=sys.stderr)
+            print(f"{PROGRAM}: {job.label}: {why}", file=sys.stderr)
         return FAILED if missing else SUCCEEDED
 
     def _end(self, job: GlueJob) -> None:
+        """Read a finished job's metrics, and remove the weights that nobody needs any more."""
         self._metrics[job] = last_evaluation(self._folder(job) / "run_0")
-        is_start = job == self._first and any(other.waits for other in self._given.jobs)
-        if not is_start and not self._given.keeps_weights(job):
-            for name in ("weights", "huggingface"):
-                shutil.rmtree(self._folder(job) / "run_0" / name, ignore_errors=True)
+        shutil.rmtree(self._folder(job) / "run_0" / "best", ignore_errors=True)  # weights, too
+        start = self._start_of_waiting()
+        is_needed = self._given.is_search or any(other.waits for other in self._given.jobs)
+        for other in self._metrics:
+            if other.task != job.task or (is_needed and other == start):
+                continue
+            is_beaten = other.trial is not None
+            if is_beaten or not self._given.keeps_weights(other):
+                for name in ("weights", "huggingface"):
+                    shutil.rmtree(self._folder(other) / "run_0" / name, ignore_errors=True)
 
-    def _check_settings(self) -> dict[str, int]:
-        """Return the training samples of each task.
+    def _start_of_waiting(self) -> GlueJob | None:
+        """Return the job whose weights those that wait start from: the first of `FIRST`, or of a
+        search the first of its best trial so far. None if there is none yet.
+        """
+        firsts = [job for job in self._given.jobs if job.task == glue_runner.FIRST]
+        if self._given.is_search:
+            firsts = [job for job in glue_runner.best_trials(self._metrics) if job in firsts]
+        return next(iter(firsts), None)
+
+    def _check_settings(self) -> dict[GlueJob, int]:
+        """Return the training samples of each job.
 
         Raises UserError for a wrong setting of any task.
         """
-        samples = {}
+        samples: dict[GlueJob, int] = {}
         for task in self._given.tasks:
             job = next(job for job in self._given.jobs if job.task == task)
             values = self._given.of_job(job, self._given.start)
@@ -162,7 +301,12 @@ class Program:
             with public_names(self._given.names_for_errors(task)), public_names(names):
                 layer = finetuning_yaml.to_settings(leaves, 1, torch.cuda.is_available())
                 config = resolve_layer(self._path, layer).config
-            samples[task] = config[RunConfig].max_samples_termination
+            most = config[RunConfig].max_samples_termination
+            for other in self._given.jobs:
+                if other.task == task:
+                    samples[other] = most
+                    if other.trial is not None and job.trial is not None:
+                        samples[other] = most * other.trial.epochs // job.trial.epochs
         return samples
 
     def _prepare(self, job: GlueJob) -> list[str]:
@@ -173,8 +317,9 @@ class Program:
 
     def _yaml(self, job: GlueJob) -> str:
         start = self._given.start
-        if job.waits and self._first is not None:
-            start = str(self._folder(self._first) / "run_0" / "weights")
+        first = self._start_of_waiting() if job.waits else None
+        if first is not None:
+            start = str(self._folder(first) / "run_0" / "weights")
         return glue_yaml.as_text(self._given.of_job(job, start))
 
     def _is_done(self, job: GlueJob) -> bool:
@@ -188,9 +333,8 @@ class Program:
         path = folder / JOB_YAML
         if not path.exists() or path.read_text(encoding="utf-8") != self._yaml(job):
             reason = f"holds the result of another {JOB_YAML}"
-            raise UserError(
-                "run.exists", folder, reason, "Choose another base_run_name, or remove the folder"
-            )
+            remedy = f"Choose another {self._another}, or remove the folder"
+            raise UserError("run.exists", folder, reason, remedy)
         return True
 
     def _folder(self, job: GlueJob) -> Path:

@@ -18,7 +18,7 @@ from mlbert.recipes.registry import RECIPES, find
 from mlbert.recipes.sections import resolve
 from mlbert.training.run_options import RunOptions
 from mosaic_yaml import pretraining_yaml
-from mosaic_yaml.common_yaml import ignored_options, names_for_errors
+from mosaic_yaml.common_yaml import PATIENCE, ignored_options, names_for_errors
 from mosaic_yaml.nested_yaml import Layer, Leaves, read_nested
 from mosaic_yaml.output_folder import find_output_folder
 
@@ -79,11 +79,26 @@ def run_yaml(leaves: Leaves, layer: Layer, resolved: Resolved, world: World) -> 
     step_tokens = int(str(layer["step_tokens"][0])) if "step_tokens" in layer else None
     output = find_output_folder(leaves, int(str(layer["max_steps"][0])), step_tokens)
     options = RunOptions(
+        patience=_patience(leaves, world),
         extends=output.extends,
         replaces=output.replaces,
         saves_last_step=output.saves_last_step,
     )
     return run_resolved(resolved, world, notes(leaves), options)
+
+
+def _patience(leaves: Leaves, world: World) -> int | None:
+    """Return the patience of early stopping, if given. Raises UserError if it cannot be used."""
+    if not leaves.is_given(PATIENCE):
+        return None
+    given = leaves.number(PATIENCE, None)
+    if given.value < 1 or given.value != int(given.value):
+        reason = f"{PATIENCE} {given.value:g} is not a number of evaluations"
+        raise UserError("config.range", given.origin, reason, "Use 1 or more")
+    if world.world_size > 1:
+        reason = f"{PATIENCE} needs a run of one process"
+        raise UserError("config.unsupported", given.origin, reason, "Remove it, or use one process")
+    return int(given.value)
 
 
 def check_yaml_file(program: str, path: Path) -> None:

@@ -260,7 +260,7 @@ def test_without_a_network_one_line_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with user_error("network.unreachable", "nyu-mll/glue rte"):
+    with user_error("network.unreachable", "RTE/train.tsv"):
         glue_download.fetch(tmp_path, ["rte"])
     assert not list(tmp_path.iterdir())
 

@@ -38,6 +38,7 @@ from mlbert.host.files import write_atomically, writing
 from mlbert.host.json_files import as_json
 from mlbert.models import task_model
 from mlbert.models.fill_mask import open_model
+from mlbert.models.weights.modernbert import with_known_pooling
 from mlbert.programs.custom_corpus.corpus_plan import cpu_threads
 from mlbert.programs.save_on_signal import train_until_signal
 from mlbert.programs.task_folder import REPORT, TaskFolder, held_folder
@@ -460,7 +461,6 @@ def _write_model(folder: Path, shape: BertConfig, tokenizer: Tokenizer) -> None:
     pooling that transformers has, too."""
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     shape = replace(shape, **{name: max(DROPOUT, getattr(shape, name)) for name in rates})
-    if shape.is_rotary and shape.classifier_pooling == "tanh":
-        shape = replace(shape, classifier_pooling="mean")
+    shape = with_known_pooling(shape)
     write_tokenizer(tokenizer, folder)
     write_atomically(folder / "bert_config.json", shape.to_json())

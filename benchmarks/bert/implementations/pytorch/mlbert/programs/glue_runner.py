@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -21,15 +21,17 @@ from mlbert.data.formats.glue_tasks import TASKS, score
 from mlbert.data.prepare.executor import end_with_parent, sigterm_raises
 from mlbert.host.errors import replace_names
 from mlbert.host.progress import Progress
+from mlbert.programs.glue_published import SOURCE, searched_trials
+from mlbert.programs.glue_trials import PublishedScores, Trial
 
 DEFAULT_SEED = 19
 # MosaicML's published seeds: small tasks vary more and get more runs.
 # The other tasks use DEFAULT_SEED.
-_SEEDS = (19, 8364, 717, 10536, 90166)
+MOST_SEEDS = (19, 8364, 717, 10536, 90166)
 SEEDS: Mapping[str, tuple[int, ...]] = {
-    **dict.fromkeys(("rte", "mrpc", "stsb"), _SEEDS),
-    "sst2": _SEEDS[:3],
-    "cola": _SEEDS[:4],
+    **dict.fromkeys(("rte", "mrpc", "stsb"), MOST_SEEDS),
+    "sst2": MOST_SEEDS[:3],
+    "cola": MOST_SEEDS[:4],
 }
 FIRST = "mnli"  # its first job's weights start the second round
 POLL_SECONDS = 0.2  # between looks at the children
@@ -42,37 +44,73 @@ _TAIL_BYTES = 4096  # at the end of a log, searched for the error
 
 @dataclass(frozen=True)
 class GlueJob:
-    """One task with one seed; ``waits`` for the first job of `FIRST`."""
+    """One task with one seed.
+
+    Attributes:
+        waits: start from the weights of `FIRST`.
+        trial: hyper-parameters of a search; None: those of the task.
+    """
 
     task: str
     seed: int
     waits: bool
+    trial: Trial | None = None
+
+    @property
+    def label(self) -> str:
+        """What the job is called in messages."""
+        trial = f" {self.trial.name}" if self.trial else ""
+        return f"{self.task}{trial} seed {self.seed}"
 
     def name(self, base: str) -> str:
         """Return the run name of the job."""
-        return f"{base}_task={self.task}_seed={self.seed}"
+        trial = f"_{self.trial.name}" if self.trial else ""
+        return f"{base}_task={self.task}{trial}_seed={self.seed}"
 
     def folder(self, base: Path) -> Path:
         """Return the job's folder."""
-        return base / f"task={self.task}" / f"seed={self.seed}"
+        of_task = base / f"task={self.task}"
+        if self.trial is not None:
+            of_task /= self.trial.name
+        return of_task / f"seed={self.seed}"
 
 
-def job_list(seeds: Mapping[str, Sequence[int]]) -> list[GlueJob]:
+Metrics = Mapping[GlueJob, Mapping[str, float]]
+
+
+def job_list(seeds: Mapping[str, Sequence[int]], is_search: bool = False) -> list[GlueJob]:
     """Return the jobs of these tasks and seeds: `FIRST`, then the rest of the first round,
     then those that wait.
 
-    Without `FIRST` no job waits: all start from the pre-trained weights.
+    Without `FIRST` no job waits: all start from the pre-trained weights. With ``is_search`` there
+    is a job for each trial of `searched_trials`.
     """
     has_first = bool(seeds.get(FIRST))
-    jobs = [
-        GlueJob(task, seed, has_first and TASKS[task].after_mnli)
-        for task in seeds
-        for seed in seeds[task]
-    ]
+    jobs = []
+    for task in seeds:
+        waits = has_first and TASKS[task].after_mnli
+        trials: Sequence[Trial | None] = searched_trials(task) if is_search else [None]
+        jobs += [GlueJob(task, seed, waits, trial) for trial in trials for seed in seeds[task]]
     return sorted(jobs, key=lambda job: (TASKS[job.task].after_mnli, job.task != FIRST))
 
 
-def aggregate(results: Mapping[GlueJob, Mapping[str, float]]) -> dict[str, float]:
+def best_trials(results: Metrics) -> Metrics:
+    """Return the results of each task's best trial: that of the highest mean score over its seeds.
+
+    Without a search that is all of them.
+    """
+    scores: dict[str, dict[Trial | None, list[float]]] = {}
+    for job, metrics in results.items():
+        of_task = scores.setdefault(job.task, {})
+        of_task.setdefault(job.trial, []).append(score(job.task, metrics))
+    best = {
+        task: max(trials, key=lambda trial: sum(trials[trial]) / len(trials[trial]))
+        for task, trials in scores.items()
+    }
+    return {job: metrics for job, metrics in results.items() if job.trial == best[job.task]}
+
+
+def aggregate(results: Metrics) -> dict[str, float]:
     """Return each task's score times 100 (mean over metrics and seeds), and "glue",
     the mean over tasks.
     """
@@ -175,7 +213,9 @@ class Runner:
         self._prepare = prepare
         self._folder = folder
         self._environ = environ
-        self._first = next((job for job in jobs if job.task == FIRST), jobs[0])
+        firsts = [job for job in jobs if job.task == FIRST]
+        # In a search the best of all trials is only known when all have ended.
+        self._gates = [job for job in firsts if job.trial is not None] or firsts[:1]
 
     def run(self, on_change: Callable[[GlueJob | None], object]) -> None:
         """Return when every job is done, failed or blocked.
@@ -209,12 +249,20 @@ class Runner:
             self.seconds[one.job] = time.monotonic() - one.started
             self._set(one.job, State.FAILED if one.process.returncode else State.DONE)
         for job in [job for job, state in self.states.items() if state is State.WAITING]:
-            if job.waits and self.states[self._first] is State.FAILED:
+            gate = self._gate() if job.waits else State.DONE
+            if gate is State.FAILED:
                 self._set(job, State.BLOCKED)
-            elif self._free and not (job.waits and self.states[self._first] is not State.DONE):
+            elif self._free and gate is State.DONE:
                 self._begin(job)
         self._on_change(None)
         return bool(self.running) or State.WAITING in self.states.values()
+
+    def _gate(self) -> State:
+        """Return the state of what waiting jobs need: done if any of several has succeeded."""
+        states = [self.states[job] for job in self._gates]
+        if not all(state.is_final for state in states):
+            return State.WAITING
+        return State.DONE if State.DONE in states else State.FAILED
 
     def _begin(self, job: GlueJob) -> None:
         slot = self._free.pop(0)
@@ -258,9 +306,6 @@ class Runner:
 def _signal(process: subprocess.Popen[Any], number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-
-
-Metrics = Mapping[GlueJob, Mapping[str, float]]
 
 
 class GlueProgress:
@@ -309,10 +354,7 @@ class GlueProgress:
         place = next((f" on {one.slot.name}" for one in runner.running if one.job == job), "")
         seconds = f" after {runner.seconds[job]:.0f} s" if job in runner.seconds else ""
         result = f": {self._result(runner, job)}" if state in (State.DONE, State.FAILED) else ""
-        return (
-            f"[{ended}/{len(runner.states)}] {job.task} seed {job.seed} "
-            f"{state.value}{place}{seconds}{result}"
-        )
+        return f"[{ended}/{len(runner.states)}] {job.label} {state.value}{place}{seconds}{result}"
 
     def _result(self, runner: Runner, job: GlueJob) -> str:
         if runner.states[job] is State.FAILED:
@@ -338,12 +380,21 @@ def samples_done(folder: Path) -> int:
         return 0
 
 
-def scores_table(metrics: Metrics) -> Table:
-    """Return a table of each task's score and metrics over its seeds, and the GLUE score."""
+def scores_table(metrics: Metrics, published: Sequence[PublishedScores] = ()) -> Table:
+    """Return a table of each task's score and metrics over its seeds, and the GLUE score, next to
+    published scores.
+
+    ``metrics`` are those of one trial of each task.
+    """
     table = Table(title="GLUE, development sets")
-    for column in ("task", "seeds", "metrics, mean over seeds", "score"):
-        table.add_column(column, justify="right" if column == "score" else "left")
+    for column in ("task", "seeds", "metrics, mean over seeds"):
+        table.add_column(column)
+    for column in ("score", *(one.model for one in published)):
+        table.add_column(column, justify="right")
+    if published:
+        table.caption = f"Published scores: {SOURCE}; ModernBERT's are the best of a search"
     scores = aggregate(metrics)
+    is_complete = len(scores) == len(TASKS) + 1
     for task in (task for task in TASKS if task in scores):
         of_task = [values for job, values in metrics.items() if job.task == task]
         means = {
@@ -351,36 +402,50 @@ def scores_table(metrics: Metrics) -> Table:
             for name in TASKS[task].metrics
         }
         text = ", ".join(f"{name} {value:.4f}" for name, value in means.items())
-        table.add_row(task, str(len(of_task)), text, f"{scores[task]:.2f}")
+        theirs = [f"{one.scores[task]:.1f}" for one in published]
+        table.add_row(task, str(len(of_task)), text, f"{scores[task]:.2f}", *theirs)
     if scores:
-        table.add_row(
-            "glue", "", f"mean of {len(scores) - 1} tasks", f"{scores['glue']:.2f}", style="bold"
-        )
+        # A mean of fewer tasks is not comparable.
+        theirs = [f"{one.mean:.1f}" if is_complete else "" for one in published]
+        what = f"mean of {len(scores) - 1} tasks"
+        table.add_row("glue", "", what, f"{scores['glue']:.2f}", *theirs, style="bold")
     return table
 
 
-def write_scores(folder: Path, metrics: Metrics, missing: list[GlueJob]) -> None:
-    """Write ``glue_scores.json`` and ``glue_scores.png``; "glue" is null while jobs are missing."""
+def write_scores(
+    folder: Path,
+    results: Metrics,
+    missing: list[GlueJob],
+    published: Sequence[PublishedScores] = (),
+) -> None:
+    """Write ``glue_scores.json`` and ``glue_scores.png``; "glue" is null while jobs are missing.
+
+    Of a search, the scores are those of each task's best trial.
+    """
+    metrics = best_trials(results)
     scores = aggregate(metrics)
     jobs = [
-        {
-            "task": job.task,
-            "seed": job.seed,
-            "score": score(job.task, values),
-            "metrics": dict(values),
-        }
-        for job, values in metrics.items()
+        _facts(job) | {"score": score(job.task, values), "metrics": dict(values)}
+        for job, values in results.items()
     ]
-    lacking = [{"task": job.task, "seed": job.seed} for job in missing]
+    lacking = [_facts(job) for job in missing]
     tasks = {task: value for task, value in scores.items() if task != "glue"}
-    content = {
+    content: dict[str, Any] = {
         "glue": None if missing else scores.get("glue"),
         "tasks": tasks,
         "jobs": jobs,
         "missing": lacking,
     }
+    if published:
+        theirs = {one.model: dict(one.scores) for one in published}
+        content["published"] = {"source": SOURCE, "models": theirs}
     (folder / SCORES).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     _draw(folder / FIGURE, metrics, scores)
+
+
+def _facts(job: GlueJob) -> dict[str, Any]:
+    facts: dict[str, Any] = {"task": job.task, "seed": job.seed}
+    return facts if job.trial is None else facts | asdict(job.trial)
 
 
 def _draw(path: Path, metrics: Metrics, scores: Mapping[str, float]) -> None:

@@ -29,20 +29,20 @@ def fetch(folder: Path, tasks: Iterable[str] = TASKS, say: Callable[[str], objec
         task = TASKS[name]
         for path in files_of(task, folder):
             if not path.is_file():
-                write_file(path, task, _dataset_rows(name, task, _SPLITS[path.name]))
+                write_file(path, task, _dataset_rows(name, task, path))
                 say(f"wrote {path}")
 
 
-def _dataset_rows(name: str, task: GlueTask, split: str) -> list[Row]:
+def _dataset_rows(name: str, task: GlueTask, path: Path) -> list[Row]:
+    split = _SPLITS[path.name]
     remedy = (
-        "Download GLUE's official files, or make demonstration tasks: "
-        "mlbert prepare python-glue --out DIR"
+        f"Copy GLUE's files there, from gluebenchmark.com/tasks or the hub's {_DATASET}, or make "
+        "demonstration tasks: mlbert prepare python-glue --out DIR"
     )
     datasets = import_package("datasets", f"{_DATASET} {name}", "bert")
     if problem := hub_problem():
-        raise UserError(
-            "network.unreachable", f"{_DATASET} {name}", f"cannot be fetched: {problem}", remedy
-        )
+        reason = f"does not exist, and cannot be downloaded: {problem}"
+        raise UserError("network.unreachable", path, reason, remedy)
     try:
         rows = datasets.load_dataset(_DATASET, name, split=split)
     except Exception as error:  # datasets and its HTTP libraries raise many types

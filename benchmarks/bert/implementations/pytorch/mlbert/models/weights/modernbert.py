@@ -110,6 +110,15 @@ def is_native(shape: BertConfig, architecture: str) -> bool:
     )
 
 
+def with_known_pooling(shape: BertConfig) -> BertConfig:
+    """Return the shape of a sequence classifier whose pooling transformers has, too: a rotary model
+    takes the mean in place of a tanh pooler.
+    """
+    if shape.is_rotary and shape.classifier_pooling == "tanh":
+        return dataclasses.replace(shape, classifier_pooling="mean")
+    return shape
+
+
 def modernbert_config(shape: BertConfig, architecture: str, activation: str) -> dict[str, object]:
     """Return the content of a ``config.json`` for any version of transformers with ModernBERT.
 
