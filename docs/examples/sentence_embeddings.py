@@ -3,7 +3,7 @@
     python sentence_embeddings.py my-model/model sentences.txt
 
 An embedding is the mean of a sentence's last hidden states: by sentence-transformers if it is
-installed, which can also train such a model on pairs, or else by transformers alone.
+installed, or else by transformers alone. train_embeddings.py trains such a model on pairs.
 """
 
 import sys
@@ -16,13 +16,10 @@ from transformers import AutoModel, AutoTokenizer
 def embed(folder, sentences):
     """Return float32 [sentences, hidden size], each of length 1."""
     try:
-        from sentence_transformers import SentenceTransformer, models
+        from sentence_transformers import SentenceTransformer
     except ImportError:
         return embed_with_transformers(folder, sentences)
-    words = models.Transformer(folder)
-    model = SentenceTransformer(
-        modules=[words, models.Pooling(words.get_word_embedding_dimension(), "mean")]
-    )
+    model = SentenceTransformer(folder)  # with the mean, because the folder names no pooling
     return model.encode(sentences, convert_to_tensor=True, normalize_embeddings=True).cpu()
 
 

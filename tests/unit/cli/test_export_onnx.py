@@ -149,7 +149,7 @@ def test_a_refused_or_killed_export_leaves_nothing(tmp_path, run_mlbert, monkeyp
 def test_the_padding_token_may_be_any_entry(tmp_path):
     """Also the last one, as of a tokenizer to which it was added."""
     saved(BertForMaskedLM(SHAPE), tmp_path)
-    model = onnx_export._Logits(tmp_path / "huggingface")
+    model = onnx_export._Network(tmp_path / "huggingface")
     for pad in (0, 7, SHAPE.vocab_size - 1):
         model.pad_token_id = pad
         batch = model.inputs(100, SHAPE.max_position_embeddings, seed=0)

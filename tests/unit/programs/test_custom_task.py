@@ -191,6 +191,7 @@ def test_without_scikit_learn_the_majority_is_left(monkeypatch: pytest.MonkeyPat
         (GOOD.partition("\n")[2], None, (), "data.columns", "train.csv"),
         (GOOD.replace("text,label", "text,text"), None, (), "data.columns", "train.csv"),
         ("a,a\nsome,b\n", None, (), "data.columns", "train.csv"),
+        ("Anchor,positive\nwho,she\nwhat,that\n", None, (), "data.columns", "train.csv"),
         (GOOD, "text,kind\nsome,a\n", (), "data.columns", "eval.csv"),
         (GOOD, None, ("--from", "{folder}"), "checkpoint.missing", "{folder}"),
         (GOOD, None, ("--from", "{folder}/none"), "file.missing", "none"),

@@ -22,8 +22,11 @@ def export(
         ),
     ],
     to: Annotated[
-        Literal["huggingface", "onnx"],
-        typer.Option(help="Output format: a folder of transformers, or one with a model.onnx."),
+        Literal["huggingface", "onnx", "sentence-transformers"],
+        typer.Option(
+            help="Output format: a folder of transformers, one with a model.onnx, "
+            "or one for embeddings of texts."
+        ),
     ] = "huggingface",
     out: Annotated[
         Path | None,
@@ -33,7 +36,8 @@ def export(
         bool, typer.Option("--int8", help="With --to onnx: also write a model in 8 bits.")
     ] = False,
 ) -> None:
-    """Write weights as a folder that transformers loads with from_pretrained(DIR), or as ONNX.
+    """Write weights as a folder that transformers loads with from_pretrained(DIR), as ONNX, or for
+    sentence-transformers.
 
     For a run without weights/, export its newest checkpoint.
     For files of other programs, see mlbert convert.
@@ -48,6 +52,13 @@ def export(
     target = out or Path(f"{source.resolve().name}-{to}")
     if to == "onnx":
         _export_onnx(source, target, int8)
+    elif to == "sentence-transformers":
+        from mlbert.models.weights.embedding_folder import export_embeddings
+
+        warnings = export_embeddings(source, target)
+        typer.echo(f"wrote {target}")
+        for warning in warnings:
+            typer.echo(f"warning: {warning}")
     else:
         from mlbert.models.weights.load import export_to_huggingface  # torch takes a second
 
@@ -70,6 +81,6 @@ def _export_onnx(source: Path, target: Path, int8: bool) -> None:
         parts = [f"{side.num_bytes / 1e6:.1f} MB"]
         if side is not found[0]:
             parts.append(f"{torch_seconds / side.seconds:.2f} times as fast")
-            parts.append(f"logits differ by at most {side.difference:.1g}")
-            parts.append(f"{side.agreement:.1%} of the first guesses are the same")
+            parts.append(f"outputs differ by at most {side.difference:.1g}")
+            parts.append(side.agreement)
         typer.echo(f"  {side.name}: {', '.join(parts)}")

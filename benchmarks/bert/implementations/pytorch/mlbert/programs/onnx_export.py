@@ -3,8 +3,9 @@
 The folder has what onnxruntime, Optimum and transformers.js look for: ``model.onnx`` (float32),
 ``config.json`` and the tokenizer's files. Inputs are int64 [S, L] as in Hugging Face's model
 (`input_ids`, `attention_mask`, and `token_type_ids` of models with segments), for any number of
-sequences S and length L; the output is `logits`. The graph is that of Hugging Face's class, because
-our own model reads unpadded streams. Each written file is run, and compared with PyTorch.
+sequences S and length L; the output is `logits`, or `last_hidden_state` of a folder of
+sentence-transformers. The graph is that of Hugging Face's class, because our own model reads
+unpadded streams. Each written file is run, and compared with PyTorch.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from mlbert.host.errors import UserError, import_package
 from mlbert.host.json_files import read_json
 from mlbert.models.weights import roberta
+from mlbert.models.weights.embedding_folder import MODULES, export_embeddings
 from mlbert.models.weights.load import WEIGHTS, export_to_huggingface
 from mlbert.models.weights.weight_files import check_target, new_path
 
@@ -36,7 +38,10 @@ INT8_MODEL = "model_int8.onnx"
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime", "transformers")
 _REMEDY = "Use --to huggingface, and report the versions of torch and onnxruntime"
 TOLERANCE = 1e-4  # largest difference of logits between PyTorch and the float32 file
-_HEADS = ("SequenceClassification", "TokenClassification")  # others are masked-LM models
+_HEADS = ("ForSequenceClassification", "ForTokenClassification")  # others are masked-LM models
+_LOGITS = "logits"
+_HIDDEN_STATES = "last_hidden_state"  # of an encoder without a head
+_HEAD_NAMES = ("cls.predictions.", "classifier.")  # begin the names of heads' parameters
 # Batches on which the programs are compared, (sequences, tokens of the longest): none has the sizes
 # with which the graph was traced.
 _TRACED = (2, 24)
@@ -54,15 +59,15 @@ class Comparison:
     Attributes:
         name: of the file, or of PyTorch.
         num_bytes: size of the weights on disk.
-        difference: largest absolute difference of the logits of real tokens.
-        agreement: share of equal first guesses.
+        difference: largest absolute difference of the outputs of real tokens.
+        agreement: a sentence about what the difference changes.
         seconds: median time of a batch of `_TIMED`.
     """
 
     name: str
     num_bytes: int
     difference: float
-    agreement: float
+    agreement: str
     seconds: float
 
 
@@ -70,7 +75,8 @@ def export_onnx(source: Path, target: Path, int8: bool = False) -> list[Comparis
     """Write a folder with a model in ONNX, and with its 8-bit form.
 
     Args:
-        source: as for `mlbert.models.weights.load.export_to_huggingface`.
+        source: as for `mlbert.models.weights.load.export_to_huggingface`, or a folder of
+            sentence-transformers.
         target: the new folder.
         int8: also write `INT8_MODEL`, with weights in 8 bits and activations quantized when read.
 
@@ -78,16 +84,17 @@ def export_onnx(source: Path, target: Path, int8: bool = False) -> list[Comparis
         PyTorch, then each file, compared on random tokens.
 
     Raises:
-        UserError: a package is missing, there are no weights, the target exists, the exporter
-            refuses the model, or the written file differs from PyTorch by more than `TOLERANCE`.
+        UserError: a package is missing, there are no weights or only those of an encoder, the
+            target exists, the exporter refuses the model, or the written file differs from PyTorch
+            by more than `TOLERANCE`.
     """
     for package in _PACKAGES:
         import_package(package, "--to onnx", "onnx")
     check_target(target)
     with new_path(target) as folder:
         shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
-        export_to_huggingface(source, folder)
-        model = _Logits(folder)
+        _write_source(source, folder)
+        model = _Network(folder)
         _write_graph(model, folder / MODEL)
         files = [folder / MODEL]
         if int8:
@@ -95,14 +102,30 @@ def export_onnx(source: Path, target: Path, int8: bool = False) -> list[Comparis
             files.append(folder / INT8_MODEL)
         found = _compare(model, folder / WEIGHTS, files)
         if (difference := found[1].difference) > TOLERANCE:
-            reason = f"differs from PyTorch by {difference:.1g} in its logits"
+            reason = f"differs from PyTorch by {difference:.1g} in its {model.output}"
             raise UserError("model.unsupported", MODEL, reason, _REMEDY)
         (folder / WEIGHTS).unlink()  # its numbers are in the graph
     return found
 
 
-class _Logits(nn.Module):
-    """Hugging Face's model of a folder, with tensors as arguments and as result."""
+def _write_source(source: Path, folder: Path) -> None:
+    """Write the model in PyTorch's form. Raise UserError if its head would be a new one."""
+    if (source / MODULES).is_file():
+        export_embeddings(source, folder)
+        return
+    missing = export_to_huggingface(source, folder)
+    if any(name.startswith(_HEAD_NAMES) for name in missing):
+        remedy = "Export it --to sentence-transformers, and that folder --to onnx"
+        reason = "has no head: its logits would be random"
+        raise UserError("checkpoint.shape", source, reason, remedy)
+
+
+class _Network(nn.Module):
+    """Hugging Face's model of a folder, with tensors as arguments and as result.
+
+    Attributes:
+        output: name of the result.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -110,8 +133,12 @@ class _Logits(nn.Module):
 
         config = read_json(folder / "config.json", "Export the run again")
         (architecture,) = config["architectures"]
-        head = next((name for name in _HEADS if architecture.endswith(name)), "MaskedLM")
-        kind = getattr(transformers, f"AutoModelFor{head}")
+        head = next((name for name in _HEADS if architecture.endswith(name)), "ForMaskedLM")
+        self.output = _LOGITS
+        if architecture.endswith("Model"):
+            head = ""
+            self.output = _HIDDEN_STATES
+        kind = getattr(transformers, f"AutoModel{head}")
         with _quiet():
             # The code of shapes that transformers lacks is ours, copied into the folder.
             self.model = kind.from_pretrained(folder, trust_remote_code=True).eval()
@@ -127,11 +154,13 @@ class _Logits(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> Tensor:
-        """Return the logits: [S, L, V], [S, L, labels] or [S, labels]."""
+        """Return the logits, [S, L, V], [S, L, labels] or [S, labels], or the hidden states,
+        [S, L, D].
+        """
         given = {"input_ids": input_ids, "attention_mask": attention_mask}
         if token_type_ids is not None:
             given["token_type_ids"] = token_type_ids
-        return self.model(**given).logits
+        return self.model(**given)[self.output]
 
     def inputs(self, sequences: int, length: int, seed: int) -> dict[str, Tensor]:
         """Return random tokens, int64 [S, L]; the last sequence is padded from its middle on, if
@@ -150,7 +179,7 @@ class _Logits(nn.Module):
         return {name: values[name] for name in self.names}
 
 
-def _write_graph(model: _Logits, file: Path) -> None:
+def _write_graph(model: _Network, file: Path) -> None:
     example = model.inputs(*_TRACED, seed=0)
     any_size = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     num_bytes = sum(value.numel() * value.element_size() for value in model.state_dict().values())
@@ -161,7 +190,7 @@ def _write_graph(model: _Logits, file: Path) -> None:
                 tuple(example.values()),
                 file,
                 input_names=model.names,
-                output_names=["logits"],
+                output_names=[model.output],
                 dynamic_shapes=tuple(any_size for _ in model.names),
                 dynamo=True,
                 external_data=num_bytes > _LARGEST_FILE,
@@ -201,7 +230,7 @@ def _quiet() -> Iterator[None]:
 
 
 @torch.no_grad()
-def _compare(model: _Logits, weights: Path, files: list[Path]) -> list[Comparison]:
+def _compare(model: _Network, weights: Path, files: list[Path]) -> list[Comparison]:
     programs: dict[str, Callable[[Mapping[str, Tensor]], np.ndarray]] = {
         "PyTorch": lambda given: model(**given).numpy()
     }
@@ -218,10 +247,24 @@ def _compare(model: _Logits, weights: Path, files: list[Path]) -> list[Compariso
             given = _real(run(batch), batch)
             wanted = _real(wanted, batch)
             largest = max(largest, float(np.abs(given - wanted).max()))
-            agreeing.append(given.argmax(-1) == wanted.argmax(-1))
-        agreement = float(np.concatenate(agreeing).mean())
+            if model.output == _LOGITS:
+                agreeing.append(given.argmax(-1) == wanted.argmax(-1))
+            else:
+                agreeing.append(_cosines(given, wanted))
+        every = np.concatenate(agreeing)
+        if model.output == _LOGITS:
+            agreement = f"{every.mean():.1%} of the first guesses are the same"
+        else:
+            least = every.min()
+            agreement = f"tokens' vectors have a cosine with PyTorch's of at least {least:.4f}"
         found.append(Comparison(name, num_bytes, largest, agreement, times[name]))
     return found
+
+
+def _cosines(given: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return the cosines of two matrices' rows."""
+    lengths = np.linalg.norm(given, axis=-1) * np.linalg.norm(wanted, axis=-1)
+    return (given * wanted).sum(-1) / lengths
 
 
 def _session(file: Path) -> Callable[[Mapping[str, Tensor]], np.ndarray]:
@@ -246,7 +289,7 @@ def _size_of(file: Path) -> int:
 
 
 def _real(logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
-    """Return the logits, [S, labels] or [S, L, V], without those of padding."""
+    """Return the outputs, [S, labels] or [S, L, V], without those of padding."""
     is_of_tokens = logits.ndim == len(("sequence", "token", "entry"))
     return logits[batch["attention_mask"].numpy() > 0] if is_of_tokens else logits
 

@@ -23,6 +23,7 @@ from mlbert.host.texts import is_number
 Task = Literal["classes", "numbers", "labels", "words"]
 MOST_CLASSES = 20  # of a guessed label, and of integers that are taken for classes
 _JOINT = "|"  # of the classes of a set
+_OF_EMBEDDINGS = {"anchor", "positive"}  # columns of pairs and triplets
 
 
 def find_form(
@@ -52,6 +53,10 @@ def find_form(
     _check_different(f"--text {text}", texts, ())
     _check_different(f"--label {label}", (label,) if label else (), texts)
     in_file = column_names(path)
+    if is_plain and {name.lower() for name in in_file} >= _OF_EMBEDDINGS:
+        reason = "has anchors and positives, which train embeddings; finetune trains on labels"
+        remedy = "Run docs/examples/train_embeddings.py, or name columns: --text and --label"
+        raise UserError("data.columns", path, reason, remedy)
     if label and label not in in_file and "," in label:
         labels = tuple(name.strip() for name in label.split(","))
         _check_different(f"--label {label}", labels, texts)

@@ -102,9 +102,8 @@ def write_huggingface(
     if problem_type is not None:
         config["problem_type"] = problem_type
     model_type = config["model_type"]
-    has_foreign = False
-    if vocabulary is not None and is_foreign(vocabulary):
-        has_foreign = True
+    has_foreign = vocabulary is not None and is_foreign(vocabulary)
+    if vocabulary is not None and (has_foreign or model_type == modernbert.MODEL_TYPE):
         config |= special_ids(vocabulary)
     if model_type == modernbert.MODEL_TYPE:
         tensors: Mapping[str, Tensor] = modernbert.modernbert_state(state, shape)

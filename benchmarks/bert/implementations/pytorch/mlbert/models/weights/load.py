@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import accumulate
 from math import prod
@@ -202,8 +203,9 @@ def _model_of(weights: weight_files.Weights, file: Path) -> AnyBert:
     )
 
 
-def export_to_huggingface(source: Path, target: Path) -> None:
-    """Write a folder that `transformers` loads.
+def export_to_huggingface(source: Path, target: Path) -> Iterable[str]:
+    """Write a folder that `transformers` loads. Return the names of the parameters that the source
+    lacks, such as those of a head: they have new values.
 
     Raise UserError if there are no weights, or the target exists.
     """
@@ -213,8 +215,8 @@ def export_to_huggingface(source: Path, target: Path) -> None:
         with weight_files.new_path(target) as partial:
             shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
             shutil.copytree(finished, partial)
-        return
-    model, _, vocabulary, lower_case = open_saved(source)
+        return ()
+    model, report, vocabulary, lower_case = open_saved(source)
     if is_foreign(vocabulary):
         check_foreign(vocabulary, model.config.vocab_size)
     elif vocabulary.is_file():
@@ -230,3 +232,4 @@ def export_to_huggingface(source: Path, target: Path) -> None:
         vocabulary if vocabulary.is_file() else None,
         lower_case=lower_case,
     )
+    return report.missing

@@ -12,6 +12,12 @@ _TASKS = {
     "BertForTokenClassification": "token-classification",
 }
 _MASKED_LM = "fill-mask"
+_EMBEDDING_HEADER = """---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+tags: [sentence-transformers, feature-extraction, sentence-similarity]
+---
+"""
 
 
 def model_card(architecture: str, facts: Mapping[str, object], classes: Sequence[str] = ()) -> str:
@@ -68,3 +74,9 @@ def header(task: str, tags: Sequence[str]) -> list[str]:
 def _without_folder(value: object) -> object:
     path = Path(value) if isinstance(value, str | Path) else None
     return path.name if path is not None and path.is_absolute() else value
+
+
+def embedding_card(card: str) -> str:
+    """Return the text of a model's card with the header of a model for embeddings."""
+    _, _, text = card.partition("\n---\n")
+    return _EMBEDDING_HEADER + text

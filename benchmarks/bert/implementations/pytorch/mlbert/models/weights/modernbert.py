@@ -141,6 +141,8 @@ def modernbert_config(shape: BertConfig, architecture: str, activation: str) -> 
         "global_rope_theta": shape.rope_theta,
         "hidden_activation": activation,
         "layer_types": [SLIDING if shape.is_local(layer) else FULL for layer in layers],
+        # Without local layers nothing uses it, but other programs read it all the same.
+        "local_attention": shape.local_attention or _DEFAULTS["local_attention"],
         "local_rope_theta": shape.local_rope_theta,
         "mlp_dropout": shape.hidden_dropout_prob,
         "norm_eps": shape.layer_norm_eps,
@@ -148,15 +150,13 @@ def modernbert_config(shape: BertConfig, architecture: str, activation: str) -> 
             kind: {"rope_theta": theta, "rope_type": "default"} for kind, theta in thetas.items()
         },
         **{name: getattr(shape, name) for name in (*SHARED_NAMES, *_OWN_NAMES)},
-        # IDs in our vocabularies; ModernBERT's defaults would be out of range.
+        # Of a model without a vocabulary; ModernBERT's defaults would be out of range.
         "pad_token_id": 0,
         "bos_token_id": None,
         "eos_token_id": None,
         "cls_token_id": None,
         "sep_token_id": None,
     }
-    if shape.local_attention:
-        values["local_attention"] = shape.local_attention
     if shape.classifier_pooling != "tanh":
         values["classifier_pooling"] = shape.classifier_pooling
     found = dataclasses.asdict(_shape_of(values, shape.hidden_act))
