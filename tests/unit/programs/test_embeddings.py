@@ -56,9 +56,9 @@ def test_pairs_and_triplets_train_embeddings(
             writer.writeheader()
             writer.writerows(rows)
     example = runpy.run_path(str(DOCS / "examples/train_embeddings.py"))
-    example["train"].__globals__["RATE"] = FAST
+    example["train"].__globals__ |= {"RATE": FAST, "BATCH": 8}  # nine different positives
     out = tmp_path / "embeddings"
-    scores = example["main"](str(small_models / "model"), file, str(out), 4)
+    scores = example["main"](str(small_models / "model"), file, str(out), 10)
     assert scores["TF-IDF"] < 0.5
     assert scores["after training"] > max(0.9, scores["before training"] + 0.3)
 
