@@ -76,6 +76,12 @@ NETWORK_SECONDS = 60
 FACT_SECONDS = 20
 KILL_SECONDS = 10  # for a stopped process to end
 LOG_LINES = 60  # that are kept of a run's output
+# Columns of the table, from the steps of metrics.jsonl.
+RANK_TIMES = {
+    "slowest rank, ms": "slowest_rank_seconds",
+    "median rank, ms": "median_rank_seconds",
+    "fastest rank, ms": "fastest_rank_seconds",
+}
 NO_RUN = "no metrics: see its output below"
 
 
@@ -103,20 +109,13 @@ class Run:
         if not self.steps:
             return {"run": self.name, "sequences/s": NO_RUN}
         found = {"run": self.name, "sequences/s": f"{self._median('samples_per_second'):.1f}"}
-        for name, key in _RANK_TIMES.items():
+        for name, key in RANK_TIMES.items():
             if all(key in step for step in self.steps):
                 found[name] = f"{1e3 * self._median(key):.2f}"
         return found
 
     def _median(self, key: str) -> float:
         return statistics.median(float(step[key]) for step in self.steps)
-
-
-_RANK_TIMES = {
-    "slowest rank, ms": "slowest_rank_seconds",
-    "median rank, ms": "median_rank_seconds",
-    "fastest rank, ms": "fastest_rank_seconds",
-}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -331,7 +330,7 @@ def power_table(text: str) -> str:
 
 def _table(runs: Sequence[Run]) -> str:
     """Return the runs' facts as a table, and what each variant is for."""
-    columns = ["run", "sequences/s", *_RANK_TIMES]
+    columns = ["run", "sequences/s", *RANK_TIMES]
     rows = [columns, *([run.facts.get(column, "") for column in columns] for run in runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [

@@ -58,12 +58,22 @@ def trained(world: World, reduction: str, before: Callable[[FlatParameters], obj
         flat = FlatParameters(model.ordered_parameters())
         layout = ShardLayout.whole(flat.numel)
         buckets = cut_buckets(flat.offsets, flat.numel, BUCKET_ELEMENTS)
-        reduced = (flat.parameters, flat.grad, flat.offsets, world, buckets)
         if reduction == "clipped by bucket":
             settings["max_grad_norm"] = None
-            sync = BucketClippingReducer(*reduced, max_norm=1.0, accumulation=ACCUMULATION)
+            sync = BucketClippingReducer(
+                flat.parameters,
+                flat.grad,
+                flat.offsets,
+                world,
+                buckets,
+                max_norm=1.0,
+                accumulation=ACCUMULATION,
+            )
         else:
-            sync = GradientReducer(*reduced, 1.0 if reduction == "clipped before" else None)
+            max_norm = 1.0 if reduction == "clipped before" else None
+            sync = GradientReducer(
+                flat.parameters, flat.grad, flat.offsets, world, buckets, max_norm
+            )
     optimizer = Lamb(flat, layout, **settings, implementation="plain")
     step = Step(model, objective, flat, sync, optimizer, over_ranks=world.all_reduce_max, say=print)
     norms = []

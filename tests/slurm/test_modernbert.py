@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def texts(tmp_path: Path, tree_root: Path) -> dict[str, object]:
     published = tree_root / "benchmarks/bert/implementations/pytorch/configs/modernbert_base.json"
     modern = BertConfig.from_json(published)
     sizes = {**small, "intermediate_size": 48, "local_attention": 8}
-    shape.write_text(BertConfig(**{**vars(modern), **sizes}).to_json())
+    shape.write_text(replace(modern, **sizes).to_json())
     return {
         "DATADIR_PHASE2": tmp_path / "data/train_small",
         "EVALDIR": tmp_path / "data/val",

@@ -59,9 +59,9 @@ def test_power_is_the_median_of_each_gpu() -> None:
 def test_names_of_host_user_and_home_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu17.site.example")
     monkeypatch.setattr(getpass, "getuser", lambda: "jdoe")
-    monkeypatch.setenv("HOME", "/home/jdoe")
-    text = "gpu17.site.example gpu17 /home/jdoe/data /scratch/jdoe/data"
-    assert site_check.without_names(text) == "node node ~/data /scratch/user/data"
+    monkeypatch.setenv("HOME", "/users/jdoe")
+    text = "gpu17.site.example gpu17 /users/jdoe/data /scratch-jdoe"
+    assert site_check.without_names(text) == "node node ~/data /scratch-user"
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,6 @@ CALLED_BY_OTHERS = {
     ),
     "host/command_line.py": "make_context",  # Typer
     "cli/train.py": "invoke",  # Typer
-    "ops/forms.py": "select_each",  # tests, which choose one implementation of one op
     "mlperf/lightning.py": (  # Lightning's Trainer
         "on_train_start on_validation_start on_validation_end on_train_end on_exception teardown"
     ),

@@ -36,6 +36,7 @@ from unsharded import unsharded
 
 PACKS = 3
 SEED = 5
+UNCLIPPED = functools.partial(GradientReducer, clip_before=None)
 RATES = (0.01, 0.02, 0.005, 0.03)
 LONGEST = SHAPE.max_position_embeddings
 LINEAR_OPS = ("linear", "linear_qkv", "linear_gelu", "feed_forward")
@@ -68,7 +69,7 @@ class Trainer:
         products=None,
         shape=SHAPE,
         make_optimizer=TensorLamb,
-        make_sync=None,
+        make_sync=UNCLIPPED,
     ) -> None:
         self.model = BertForPreTraining(shape, dtype, fp8_products=products)
         self.model.initialize(SEED)
@@ -76,8 +77,9 @@ class Trainer:
         self.flat = FlatParameters(self.model.ordered_parameters())
         self.optimizer = make_optimizer(self.flat)
         buckets = cut_buckets(self.flat.offsets, self.flat.numel, self.flat.numel)
-        reduced = (self.flat.parameters, self.flat.grad, self.flat.offsets, World(), buckets)
-        self.sync = make_sync(*reduced) if make_sync else GradientReducer(*reduced, None)
+        self.sync = make_sync(
+            self.flat.parameters, self.flat.grad, self.flat.offsets, World(), buckets
+        )
 
     def state(self) -> list[Tensor]:
         tensors = (

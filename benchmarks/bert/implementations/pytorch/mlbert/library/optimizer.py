@@ -87,14 +87,14 @@ class ModuleOptimizer(torch.optim.Optimizer):
             found = parameter.grad
             if found is not None and found.data_ptr() == gradient.data_ptr():
                 continue
+            place = getattr(parameter, "place", None)
+            if place is not None:
+                place.before_adding()
             if found is None:
                 gradient.zero_()
             else:
                 gradient.copy_(found)
             parameter.grad = gradient
-            place = getattr(parameter, "place", None)
-            if place is not None:
-                place.gradient_changes(is_clear=False)
 
 
 def make_optimizer(

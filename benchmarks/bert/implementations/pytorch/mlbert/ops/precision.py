@@ -15,7 +15,7 @@ def compute_dtype(precision: str, device: torch.device | None = None) -> torch.d
     float32, bfloat16 or float16.
 
     "auto" means bfloat16 if the device (default: CPU) has a matrix unit for it. A training run on a
-    CPU does not ask this: it times both formats (`mlbert.training.auto_precision`).
+    CPU does not ask this: it times both formats (`mlbert.recipes.auto_precision`).
     """
     if precision == "auto":
         fast = (device is not None and device.type == "cuda") or torch.cpu._is_amx_tile_supported()

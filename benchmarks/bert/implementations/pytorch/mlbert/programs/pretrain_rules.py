@@ -3,7 +3,7 @@ custom text.
 
 Pure arithmetic. A run gets as many tokens as fit its time. Model shape and vocabulary follow from
 the text and that number; batch, learning rate and schedule follow from the shape and the number of
-updates. Precision is timed before the run: see `mlbert.training.auto_precision`. For weight
+updates. Precision is timed before the run: see `mlbert.recipes.auto_precision`. For weight
 initialization see `mlbert.models.bert`.
 
 Measured (records/2026-11-22_pretrain_epyc-2cpu, 2026-11-24_muon_epyc-2cpu and

@@ -20,7 +20,7 @@ from mlbert.models.huggingface_model import HuggingFaceForSequenceClassification
 from mlbert.models.label_lists import LabelSets, WordTags
 from mlbert.models.objectives import Classification, Regression
 from mlbert.models.weights.load import load_weights
-from mlbert.recipes import assembly
+from mlbert.recipes import assembly, auto_precision
 from mlbert.recipes.assembly import Compute
 from mlbert.recipes.task_inputs import TaskInputs, inspect
 from mlbert.training.config import EvaluationConfig
@@ -34,6 +34,7 @@ Classifier = (
 TaskObjective = Classification | Regression | LabelSets | WordTags
 
 
+choose_precision = auto_precision.choose_precision
 prepare = assembly.prove_ops
 
 

@@ -8,9 +8,10 @@ from mlbert.data.loading.config import DataConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
 from mlbert.distributed.bucket_clipping import BucketClippingReducer
 from mlbert.models.objectives import PreTraining
-from mlbert.recipes import assembly
+from mlbert.recipes import assembly, auto_precision
 from mlbert.training.protocols import BuildContext, Method
 
+choose_precision = auto_precision.choose_precision
 prepare = assembly.prove_ops
 
 

@@ -23,12 +23,13 @@ from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.huggingface import to_huggingface
 from mlbert.models.weights.weight_files import composer_obstacle, write_composer
 from mlbert.optim.config import ScheduleConfig
-from mlbert.recipes import assembly
+from mlbert.recipes import assembly, auto_precision
 from mlbert.recipes.inspection import inspect_text
 from mlbert.runs.config import RunConfig
 from mlbert.training.config import EvaluationConfig
 from mlbert.training.protocols import BuildContext, EvaluationSet, Method
 
+choose_precision = auto_precision.choose_precision
 prepare = assembly.prove_ops
 
 

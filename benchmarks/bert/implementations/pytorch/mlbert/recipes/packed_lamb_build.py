@@ -18,10 +18,11 @@ from mlbert.ops.config import ComputeConfig
 from mlbert.optim import optimizers
 from mlbert.optim.config import OptimizerConfig
 from mlbert.optim.flat import FlatParameters
-from mlbert.recipes import assembly
+from mlbert.recipes import assembly, auto_precision
 from mlbert.recipes.assembly import Update
 from mlbert.training.protocols import BuildContext, Method
 
+choose_precision = auto_precision.choose_precision
 prepare = assembly.prove_ops
 
 

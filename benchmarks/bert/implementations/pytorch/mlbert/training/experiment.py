@@ -69,7 +69,6 @@ from mlbert.runs.progress import Limits, Pace, RunOutcome, TrainState
 from mlbert.runs.run_folder import RunFolder, choose_seed
 from mlbert.runs.starting_weights import newest_checkpoint, weights_file
 from mlbert.runs.step_folders import StepFolders
-from mlbert.training.auto_precision import choose_precision
 from mlbert.training.best_weights import BestWeights
 from mlbert.training.checkpoint import CheckpointFolder, Snapshots
 from mlbert.training.config import EvaluationConfig, PhaseConfig
@@ -223,7 +222,8 @@ def run_experiment(
         log.start("init_start")
         run_identity.log_submission(log.event, config[SubmissionConfig])
         log.event("seed", seed)
-        context = choose_precision(build, BuildContext(config, world, seed, say), inputs, say)
+        context = BuildContext(config, world, seed, say)
+        context = build.choose_precision(build, context, inputs)
         build.prepare(context, inputs.shape)
         config, method = build_fitting(
             config,

@@ -375,7 +375,7 @@ class BuildContext:
         seed: of the initial weights and the order of the data.
         warn: prints a line for the user.
         auto_precision: what PRECISION=auto means, as chosen by
-            `mlbert.training.auto_precision`; if it is "auto", the device decides.
+            `mlbert.recipes.auto_precision`; if it is "auto", the device decides.
     """
 
     config: Configuration
@@ -393,6 +393,14 @@ class BuildContext:
 
 class RecipeBuild(Protocol):
     """A module that builds the objects of a `mlbert.config.recipe.Recipe`."""
+
+    def choose_precision(
+        self, build: RecipeBuild, context: BuildContext, inputs: Any
+    ) -> BuildContext:
+        """Return the context with the precision that PRECISION=auto means.
+
+        All ranks call it together, before `prepare`. ``build`` is this module.
+        """
 
     def prepare(self, context: BuildContext, shape: BertConfig) -> None:
         """Get the device's kernels ready for a model of this shape. Called once, before `build`.

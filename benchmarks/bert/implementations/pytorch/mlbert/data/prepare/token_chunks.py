@@ -76,7 +76,7 @@ class TextCounts:
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> TextCounts:
         """Return the counts of `as_json`."""
-        return cls(**{**values, "scripts": Counter(values["scripts"])})
+        return cls(**(values | {"scripts": Counter(values["scripts"])}))
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,11 @@ def _write_modules(folder: Path, config: Mapping[str, Any]) -> None:
     _write_json(folder / MODULES, modules)
     length = {"max_seq_length": _max_length(folder, config), "do_lower_case": False}
     _write_json(folder / "sentence_bert_config.json", length)
-    similarity = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
+    similarity: dict[str, object] = {
+        "prompts": {},
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine",
+    }
     _write_json(folder / "config_sentence_transformers.json", similarity)
     pooling: dict[str, object] = {
         "word_embedding_dimension": config["hidden_size"],

@@ -6,7 +6,7 @@ import pytest
 
 from mlbert.host import native
 from mlbert.ops import precision
-from mlbert.training import auto_precision
+from mlbert.recipes import auto_precision
 from training_settings import run
 
 

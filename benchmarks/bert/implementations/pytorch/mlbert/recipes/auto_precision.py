@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +26,7 @@ from mlbert.ops import device_cache
 from mlbert.ops.by_time import preferred
 from mlbert.ops.config import ComputeConfig
 from mlbert.ops.precision import has_bf16_products
-from mlbert.training.protocols import BuildContext, Inputs, Method, RecipeBuild
+from mlbert.training.protocols import BuildContext, Method, RecipeBuild
 from mlbert.training.step import Step
 
 CACHE = "precision"
@@ -39,9 +38,7 @@ ENOUGH_SECONDS = 0.5  # of turns
 SEED = 0
 
 
-def choose_precision(
-    build: RecipeBuild, context: BuildContext, inputs: Inputs, say: Callable[[str], object]
-) -> BuildContext:
+def choose_precision(build: RecipeBuild, context: BuildContext, inputs: Any) -> BuildContext:
     """Return the context with the faster precision if PRECISION=auto leaves a choice.
 
     All ranks call it together; their slowest times count.
@@ -50,13 +47,13 @@ def choose_precision(
         build: of the recipe, which must be able to build twice.
         context: of the run.
         inputs: what the recipe's ``inspect`` returned.
-        say: logs the times.
 
     Raises:
         UserError: as ``build.build``.
     """
     config = context.config
     world = context.world
+    say = context.warn  # logs the times
     is_open = config[ComputeConfig].precision == "auto" and world.device.type == "cpu"
     if not is_open or not has_bf16_products():
         return context
