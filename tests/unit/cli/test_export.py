@@ -116,3 +116,22 @@ def test_mistakes_are_one_line_and_leave_nothing(trained, tmp_path, run_mlbert, 
     status, _, err = run_mlbert("export", logdir, "--to", "gguf")
     assert (status, err.count("\n"), "huggingface" in err) == (2, 1, True)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize(("name", "warns"), [("BertModel", True), ("BertForMaskedLM", False)])
+def test_a_head_with_random_values_is_named(tmp_path, run_mlbert, name, warns):
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+    )
+    getattr(transformers, name)(config).save_pretrained(tmp_path / "source")
+    code, out, err = run_mlbert("export", tmp_path / "source", "--out", tmp_path / "out")
+    assert (code, err) == (0, "")
+    assert ("have random values now" in out) == warns
+    assert ("lacks cls.predictions" in out) == warns

@@ -260,3 +260,11 @@ def test_smaller_budgets_are_for_sequences_of_their_own(
     assert StaticShape.of_packs(packs, longest, 3, longest, predictions).smaller_ones() == (), (
         "packs are full"
     )
+
+
+def test_the_fullest_batch_has_no_position_beyond_the_longest_sequence():
+    shape = StaticShape.of_sequences(2, 65, 0.15)
+    assert shape.tokens > 2 * 65
+    batch = shape.fullest_batch()
+    assert (batch.num_samples, batch.num_tokens) == (2, 2 * 65)
+    assert batch.max_seqlen == 65

@@ -62,8 +62,13 @@ def export(
     else:
         from mlbert.models.weights.load import export_to_huggingface  # torch takes a second
 
-        export_to_huggingface(source, target)
+        missing = sorted(export_to_huggingface(source, target))
         typer.echo(f"wrote {target}")
+        if missing:
+            typer.echo(
+                f"warning: {source} lacks {missing[0]}{' and others' if len(missing) > 1 else ''}: "
+                "these have random values now. Fine-tune before you use what they compute"
+            )
     if not any((target / name).is_file() for name in ("vocab.txt", "tokenizer.json")):
         typer.echo(
             "no vocabulary found: copy the vocab.txt "

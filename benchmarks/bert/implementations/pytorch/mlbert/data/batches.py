@@ -425,9 +425,12 @@ class StaticShape:
     def fullest_batch(self) -> HostBatch:
         """Return a batch of equally long sequences that fill the tokens,
         with this number of masked tokens.
+
+        No sequence is longer than `max_seqlen`, although `tokens` may have been rounded up to more
+        than all of them together: positions beyond it need not exist.
         """
         parts = np.array_split(np.arange(self.tokens), self.sequences)
-        lengths = [len(part) for part in parts if len(part)]
+        lengths = [min(len(part), self.max_seqlen) for part in parts if len(part)]
         rows = []
         for length in lengths:
             masked = range(1, min(length, 1 + self.masked // len(lengths)))
