@@ -53,7 +53,7 @@ key is the flag without dashes. In brackets: unit, other choices, and recipes wi
 launchers read the settings under Launch, which are not flags. Written by `tools/write_generated.py`
 from the `config.py` of each package.
 """
-SETTINGS_FOOTER = "\nResult not verified by MLCommons Association.\n"
+FOOTER = "\nResult not verified by MLCommons Association.\n"
 ERRORS_HEADER = """\
 # Errors
 
@@ -88,7 +88,7 @@ def settings_text() -> str:
             text += f"\n## {setting.section.__name__.removesuffix('Config')}\n\n"
         text = text + setting_line(setting, default)
         last = setting.section
-    return text + SETTINGS_FOOTER
+    return text + FOOTER
 
 
 def setting_line(setting: Setting, defaults: str) -> str:
@@ -137,7 +137,7 @@ def errors_text() -> str:
         shown = typical_messages(messages.get(code, []))
         if shown:
             text += "\n```text\n" + "".join(f"{message}\n" for message in shown) + "```\n"
-    return text
+    return text + FOOTER
 
 
 def typical_messages(messages: list[str]) -> list[str]:

@@ -102,7 +102,8 @@ def test_measured_step_follows_the_settings(
     monkeypatch.setattr(published_step, "tuned", None)
     shape = tiny_scale().bert
     resolved = published_step.configured("fp8", tmp_path, {"BATCHSIZE": "2"}, shape)
-    found = published_step.PublishedStep(resolved, CPU, lambda _: None, is_tuned=False)
+    tuning = published_step.Tuning.NONE
+    found = published_step.PublishedStep(resolved, CPU, lambda _: None, tuning)
     method = found.method
     assert method.precision == "fp8"
     assert isinstance(method.sync, ShardedReducer)

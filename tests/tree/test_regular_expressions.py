@@ -207,7 +207,9 @@ def test_the_time_of_a_pattern_is_linear_in_the_length_of_the_text():
 def test_a_quadratic_pattern_is_found():
     methods = frozenset({"search"})
     assert is_quadratic(Pattern("x.py", 1, r"\w+://", 0, methods))
-    assert is_quadratic(Pattern("x.py", 1, r"a*a*b", 0, frozenset({"fullmatch"})))
+    # On a busy machine a short measurement can hide it.
+    slow = Pattern("x.py", 1, r"a*a*b", 0, frozenset({"fullmatch"}))
+    assert any(is_quadratic(slow) for _ in range(ATTEMPTS))
     assert not is_quadratic(Pattern("x.py", 1, r"(?<!\w)\w+://", 0, methods))
 
 

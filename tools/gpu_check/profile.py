@@ -47,7 +47,7 @@ _NAMES = (
         "copy",
     ),
     (r"layer_?norm|norm_(forward|backward)_kernel|sum_partials_kernel|add_dropout_kernel", "norm"),
-    (r"(cast|gelu)_kernel", "cast"),
+    (r"(cast|gelu|transpose)_kernel", "cast"),
     (r"softmax|nll_loss|cross_?entropy|loss_(forward|sum|backward)_kernel", "loss"),
     (
         r"(first|second|one)_pass_kernel|sum_squares_kernel|owner_sums_kernel|begin_kernel",
