@@ -96,6 +96,8 @@ def test_examples_of_help_have_options_that_exist(run_mlbert, name):
             *_, command = line.strip().split(" && ")
             program, *words = shlex.split(command)
             assert program == "mlbert"
+            if words[:2] == ["launch", "local"]:  # -n N, then the command
+                words = words[4:]
             assert " ".join(words).startswith(f"{name} {inner.name if inner is not made else ''}")
             _, help_text, _ = run_mlbert(*words[: 1 if inner is made else 2], "--help")
             options = [word for word in words if word.startswith("--")]

@@ -18,6 +18,7 @@ from host_batches import made_up_batches
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.configuration import Configuration
 from mlbert.data.batches import Batch
+from mlbert.distributed.world import World
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.config import ModelConfig
 from mlbert.models.huggingface_model import (
@@ -32,6 +33,7 @@ from mlbert.models.weights.weight_files import load_state, padded
 from mlbert.recipes import masked_lm_stored
 from mlbert.recipes.assembly import Compute, choose_compute, make_masked_lm
 from mlbert.recipes.classification_build import make_classifier
+from mlbert.training.protocols import BuildContext
 from model_loss import loss_of
 from padded_batches import unpadded
 from same_weights import assert_same_parameters, initialized, randomize
@@ -256,7 +258,7 @@ def test_padded_vocabularies_are_accepted():
 def chosen(implementation: str = "huggingface", **changes: object) -> tuple[Configuration, Compute]:
     changes |= {"schedule": "constant", "model_implementation": implementation}
     config = configuration(masked_lm_stored.RECIPE, **changes)
-    return config, choose_compute(config, torch.device("cpu"), print)
+    return config, choose_compute(BuildContext(config, World(), 1, print))
 
 
 @pytest.mark.parametrize("implementation", ["mlbert", "huggingface"])

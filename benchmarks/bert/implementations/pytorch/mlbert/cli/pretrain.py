@@ -155,7 +155,7 @@ def pretrain(
       mlbert pretrain rows.csv --text body --dry-run
       mlbert pretrain rows.csv --text body --from my-model/model --out more
       mlbert pretrain texts/ --preset modernbert-base --tokens 30e9 --out base
-      mlbert launch local -n 8 pretrain texts/ --preset modernbert-base --tokens 30e9 --out base
+      mlbert launch local -n 8 pretrain texts/ --preset small --tokens 1e9 --out m
     """
     if texts[0].suffix in YAML_SUFFIXES:
         status: int = import_sibling(YAML_PROGRAM).pretrain(
