@@ -187,6 +187,7 @@ def assert_traces_name_only_loaded_files(
     recipes = {path.name for path in (ROOT / PACKAGE_HOME / "recipes").glob("*.py")}
     shared = {
         "assembly.py",
+        "auto_precision.py",
         "inspection.py",
         "model_shape.py",
         "relations.py",

@@ -239,7 +239,10 @@ def test_a_failed_collective_or_mistake_without_another_cause_is_reported(rank, 
     ranks.run({rank: fail(error)})
     words = WRONG.as_line() if error is WRONG else "RuntimeError: connection closed"
     assert ranks.reports == [(0, f"rank {rank} on h{rank} failed after step 4: {words}", True)]
-    assert ranks.ended == {0, 1, 2}
+    # The main thread of the rank that failed prints its traceback, so its other thread does not end
+    # the process.
+    printing = {rank} - {0} if error is not WRONG else set()
+    assert ranks.ended == {0, 1, 2} - printing
     assert ranks.mistaken == (ranks.ended if error is WRONG else set())
 
 

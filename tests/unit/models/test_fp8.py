@@ -73,7 +73,7 @@ def test_fp8_follows_the_bfloat16_curve():
     assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < BOUND
 
 
-def test_gelus_derivative_in_a_byte_follows_the_bfloat16_curve(monkeypatch):
+def test_gelus_derivative_in_a_byte_follows_the_bfloat16_curve(monkeypatch, restore_selection):
     """As FP8 does that keeps its argument in bfloat16."""
     slope_ops = ("fp8_product_slope", "fp8_product_slope_backward")
     for op in slope_ops:

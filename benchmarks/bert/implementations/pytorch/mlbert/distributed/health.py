@@ -52,6 +52,7 @@ HANG_FACTOR = 10.0
 PATIENT_SECONDS = 600.0
 # The cause of a failed collective shows up within this time.
 CAUSE_SECONDS = 4.0
+SIGNALLED = "a signal ends the run"  # the verdict on failures that followed one
 # The watching thread runs five times a second. If it did not run for this long,
 # this process was suspended.
 ABSENCE_SECONDS = 5.0
@@ -377,8 +378,8 @@ class HealthMonitor:
                 own.is_at(self._current_place())
                 if self._suspicion is not None and self._is_signalled:
                     self._leaving = True
-                    # The others exit, and so end a collective that may hang.
-                    self._announce(self._suspicion[1])
+                    # The others exit, and so end a collective that may hang. None of them reports.
+                    self._announce(SIGNALLED)
                     self._suspicion = None
                 elif self._suspicion is not None and time.monotonic() > self._suspicion[0]:
                     self._end(*self._suspicion[1:])
