@@ -51,9 +51,9 @@ def test_runs_across_chunks(kernels, chunks, more):
     values = torch.randint(-8, 9, (len(which), 5), generator=GENERATOR).float()
     want = torch.zeros(len(counts) + 2, 5).index_add_(0, which, values)
     assert torch.equal(sum_rows_by_id(which, values, len(counts) + 2), want)
-    room = torch.ones(len(counts) + 2, 5)
-    assert sum_rows_by_id(which, values, len(counts) + 2, room) is room
-    assert torch.equal(room, want + 1)
+    buffer = torch.ones(len(counts) + 2, 5)
+    assert sum_rows_by_id(which, values, len(counts) + 2, buffer) is buffer
+    assert torch.equal(buffer, want + 1)
 
 
 def test_bfloat16_result_and_tables(kernels):

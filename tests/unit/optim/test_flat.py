@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mlbert.ops.weights import gradient_room, room_to_add, written
+from mlbert.ops.weights import buffer_to_add, gradient_buffer, written
 from mlbert.optim.flat import FlatParameters, is_decayed
 
 
@@ -70,9 +70,9 @@ def test_duplicate_parameter_is_an_error():
 def overwritten(flat: FlatParameters, index: int, gradient: torch.Tensor) -> None:
     """Write a parameter's gradient as a product does."""
     parameter = flat.parameters[index]
-    room = gradient_room((parameter,))
-    assert room is not None
-    room.keep(gradient)
+    buffer = gradient_buffer((parameter,))
+    assert buffer is not None
+    buffer.keep(gradient)
     written((parameter,))
 
 
@@ -127,8 +127,8 @@ def test_autograd_adds_to_zero_where_a_product_was_expected(expecting):
 
 
 def test_rows_are_added_to_zero_where_a_product_was_expected(expecting):
-    room = room_to_add(expecting.parameters[0])
-    room[1] += 1.0
+    buffer = buffer_to_add(expecting.parameters[0])
+    buffer[1] += 1.0
     written((expecting.parameters[0],))
     assert torch.equal(expecting.parameters[0].grad.sum(1), torch.tensor([0.0, 3.0, 0.0, 0.0]))
 
@@ -139,11 +139,11 @@ def test_parts_of_which_only_one_is_expected_are_added_to_zero():
     flat = FlatParameters(parts)
     overwritten(flat, 0, torch.ones(2, 3))
     poisoned(flat)
-    room_to_add(flat.parameters[1]).add_(1.0)
+    buffer_to_add(flat.parameters[1]).add_(1.0)
     written(flat.parameters[1:2])
-    room = gradient_room(flat.parameters)
-    assert room.adds
-    room.keep(torch.ones(6, 3))
+    buffer = gradient_buffer(flat.parameters)
+    assert buffer.adds
+    buffer.keep(torch.ones(6, 3))
     written(flat.parameters)
     expected = torch.tensor([1.0, 2.0, 1.0]).repeat_interleave(6)
     assert torch.equal(flat.grad, expected)

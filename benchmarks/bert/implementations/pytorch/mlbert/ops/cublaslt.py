@@ -31,12 +31,11 @@ from mlbert.ops.cublaslt_library import AUX_MULTIPLE, Epilogue, Library
 from mlbert.ops.linear import gelu, gelu_backward, needs_gradient
 from mlbert.ops.qkv_attention import AttentionArguments, AttentionForm
 from mlbert.ops.weights import (
-    GradientRoom,
-    gradient_room,
+    GradientBuffer,
+    gradient_buffer,
     in_type,
     kept_sum,
-    vector_gradients,
-    written,
+    part_gradients,
 )
 
 _override: Library | None = None
@@ -128,17 +127,17 @@ class _CublasLtLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         d_out = d_out.contiguous()
         d_bias = None
-        room = gradient_room(ctx.biases) if ctx.biases else None
-        if room is not None and not room.adds:
-            d_bias = room.out
+        buffer = gradient_buffer(ctx.biases) if ctx.biases else None
+        if buffer is not None and not buffer.adds:
+            d_bias = buffer.out
         elif ctx.biases:
-            room = None  # no epilogue adds to a sum
+            buffer = None  # no epilogue adds to a sum
             d_bias = d_out.new_empty(d_out.shape[1], dtype=_gradient_type(ctx.weights, d_out))
         d_weights = _weight_gradients(
             library(), ctx.weights, d_out, x, d_bias, last=not ctx.has_other_users
         )
         d_x = d_out @ weight if ctx.needs_input_grad[0] else None
-        d_biases = () if d_bias is None else vector_gradients(ctx.biases, d_bias, room)
+        d_biases = () if d_bias is None else part_gradients(ctx.biases, d_bias, buffer)
         return d_x, None, None, *d_weights, *d_biases
 
 
@@ -182,10 +181,10 @@ class _QkvAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, out = ctx.saved_tensors
-        room = gradient_room(ctx.biases)
-        d_qkv, total = ctx.form.backward(ctx.saved, out, d_out, room)
+        buffer = gradient_buffer(ctx.biases)
+        d_qkv, total = ctx.form.backward(ctx.saved, out, d_out, buffer)
         ctx.saved = None
-        d_biases = vector_gradients(ctx.biases, total, room)
+        d_biases = part_gradients(ctx.biases, total, buffer)
         d_weights = _weight_gradients(_library_if_any(x), ctx.weights, d_qkv, x)
         d_x = d_qkv @ weight if ctx.needs_input_grad[1] else None
         return None, d_x, None, None, *d_weights, *d_biases
@@ -221,9 +220,9 @@ class _FusedLinearGelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, pre = ctx.saved_tensors
-        room = gradient_room((ctx.bias,))
-        d_pre, total = gelu_backward(d_out.contiguous(), pre, ctx.exact, room)
-        (d_bias,) = vector_gradients((ctx.bias,), total, room)
+        buffer = gradient_buffer((ctx.bias,))
+        d_pre, total = gelu_backward(d_out.contiguous(), pre, ctx.exact, buffer)
+        (d_bias,) = part_gradients((ctx.bias,), total, buffer)
         (d_weight,) = _weight_gradients(ctx.lt, (ctx.weight,), d_pre, x)
         d_x = d_pre @ weight if ctx.needs_input_grad[1] else None
         return None, d_x, d_weight, d_bias, None, None
@@ -258,9 +257,9 @@ class _FusedFeedForward(torch.autograd.Function):
         first, second = ctx.weights
         d_out = d_out.contiguous()
         (d_w2,) = _weight_gradients(ctx.lt, (second,), d_out, inner)
-        room = gradient_room((ctx.bias,))
-        d_pre, total = _gelu_backward(ctx.lt, d_out, w2, pre, ctx.exact, room)
-        (d_b1,) = vector_gradients((ctx.bias,), total, room)
+        buffer = gradient_buffer((ctx.bias,))
+        d_pre, total = _gelu_backward(ctx.lt, d_out, w2, pre, ctx.exact, buffer)
+        (d_b1,) = part_gradients((ctx.bias,), total, buffer)
         (d_w1,) = _weight_gradients(ctx.lt, (first,), d_pre, x)
         d_x = d_pre @ w1 if ctx.needs_input_grad[1] else None
         return None, d_x, d_w1, d_b1, d_w2, None, None
@@ -326,17 +325,17 @@ def _gelu_backward(
     weight: Tensor,
     pre: Tensor,
     exact: bool,
-    room: GradientRoom | None,
+    buffer: GradientBuffer | None,
 ) -> tuple[Tensor, Tensor]:
     """Return (d_out W) gelu'(pre), [T, F], for d_out [T, D] and W [D, F],
-    and its sum over tokens [F], in the room if there is one.
+    and its sum over tokens [F], in the buffer if there is one.
     """
     if _has_gelu(lt, exact, pre.dtype, pre.shape[1]):
         d_pre = torch.empty_like(pre)
         d_bias = pre.new_empty(pre.shape[1])
         if _product(lt, d_pre, d_out, weight, epilogue=Epilogue.DGELU_BGRAD, bias=d_bias, aux=pre):
-            return d_pre, kept_sum(d_bias, room)
-    return gelu_backward_apart(lt, d_out, weight, pre, exact, room)
+            return d_pre, kept_sum(d_bias, buffer)
+    return gelu_backward_apart(lt, d_out, weight, pre, exact, buffer)
 
 
 def gelu_backward_apart(
@@ -345,13 +344,13 @@ def gelu_backward_apart(
     weight: Tensor,
     pre: Tensor,
     exact: bool = False,
-    room: GradientRoom | None = None,
+    buffer: GradientBuffer | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (d_out W) gelu'(pre) and its sum over tokens, by a product and a kernel."""
     d_inner = torch.empty_like(pre)
     if not _product(lt, d_inner, d_out, weight):
         torch.mm(d_out, weight, out=d_inner)
-    return gelu_backward(d_inner, pre, exact, room)
+    return gelu_backward(d_inner, pre, exact, buffer)
 
 
 def _weight_gradients(
@@ -369,12 +368,12 @@ def _weight_gradients(
         d_bias: [F], written with the sum of d_out over tokens.
         last: as in `mlbert.ops.weights.written`.
     """
-    room = gradient_room(parts)
-    if room is None:
+    buffer = gradient_buffer(parts)
+    if buffer is None:
         out = x.new_empty(d_out.shape[1], x.shape[1], dtype=_gradient_type(parts, x))
         adds = False
     else:
-        out, adds = room
+        out, adds = buffer
     options = {"left_transposed": True, "adds": adds}
     if d_bias is None or not _product(
         lt, out, d_out, x, **options, epilogue=Epilogue.BGRADB, bias=d_bias
@@ -384,10 +383,7 @@ def _weight_gradients(
         if not _product(lt, out, d_out, x, **options):
             product = d_out.t() @ x
             out.add_(product) if adds else out.copy_(product)
-    if room is None:
-        return out.to(parts[0].dtype).chunk(len(parts))
-    written(parts, last)
-    return (None,) * len(parts)
+    return part_gradients(parts, out, buffer, last)
 
 
 def _gradient_type(parts: tuple[Tensor, ...], x: Tensor) -> torch.dtype:

@@ -69,18 +69,8 @@ def tuned(
         say: logs how long it took, or that ranks differ.
         warm_up: computes the same products as the run.
     """
-    try:
-        library = cublaslt.library()
-    except NativeUnavailable:
-        warm_up()
-        return
-    library.noted = {}
-    try:
-        warm_up()
-        problems = with_twins(library.noted)
-    finally:
-        library.noted = None
-    if problems:
+    library, noted = _noted_products(warm_up)
+    if library is not None and (problems := with_twins(noted)):
         tune(library, problems, device, is_first, over_ranks, say)
 
 
@@ -88,19 +78,30 @@ def ruled(warm_up: Callable[[], None]) -> None:
     """Run `warm_up`, and use the heuristic's first algorithm for each cublasLt product in it, with
     GELU's derivative as a separate kernel: what timing mostly finds, without timing.
     """
+    library, noted = _noted_products(warm_up)
+    if library is None:
+        return
+    for problem in noted:
+        is_apart = problem.epilogue == Epilogue.DGELU_BGRAD
+        library.choices[problem] = APART if is_apart else FIRST
+
+
+def _noted_products(
+    warm_up: Callable[[], None],
+) -> tuple[Library | None, Mapping[MatmulProblem, None]]:
+    """Run `warm_up`. Return the library, None if there is none, and the products it computed."""
     try:
         library = cublaslt.library()
     except NativeUnavailable:
         warm_up()
-        return
-    library.noted = {}
+        return None, {}
+    noted: dict[MatmulProblem, None] = {}
+    library.noted = noted
     try:
         warm_up()
-        for problem in library.noted:
-            is_apart = problem.epilogue == Epilogue.DGELU_BGRAD
-            library.choices[problem] = APART if is_apart else FIRST
     finally:
         library.noted = None
+    return library, noted
 
 
 def tune(

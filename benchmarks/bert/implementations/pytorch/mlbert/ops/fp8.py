@@ -71,13 +71,12 @@ from mlbert.ops.fp8_scaling import (
 )
 from mlbert.ops.qkv_attention import AttentionArguments, AttentionForm
 from mlbert.ops.weights import (
-    GradientRoom,
-    gradient_room,
+    GradientBuffer,
+    gradient_buffer,
     in_type,
     joined,
     kept_sum,
-    vector_gradients,
-    written,
+    part_gradients,
 )
 
 Scales = tuple[Tensor, Tensor]  # reciprocals of two factors' scales, float32 scalars
@@ -273,13 +272,13 @@ def plain_product_slope_backward(
     scale: Tensor,
     amax: Tensor,
     dtype: torch.dtype,
-    room: GradientRoom | None = None,
+    buffer: GradientBuffer | None = None,
 ) -> tuple[Quantized, Tensor]:
     """Return (a b^T) times the derivative in FP8, and its sum over tokens, float32 [F], with fast
     accumulation: as `_product_gelu_backward`.
     """
     d_inner = _plain_product(a, b, inverses, torch.float32, True, None, None)
-    return plain_times_slope(d_inner, slopes, scale, amax, dtype, room)
+    return plain_times_slope(d_inner, slopes, scale, amax, dtype, buffer)
 
 
 def keeps_slopes(x: Tensor, exact: bool, fast: bool) -> bool:
@@ -373,7 +372,7 @@ def cast(
     row: int,
     kind: int,
     *arguments: Any,
-    room: GradientRoom | None = None,
+    buffer: GradientBuffer | None = None,
     **options: Any,
 ) -> Any:
     """Run a quantising op with the table's scale for a tensor of this kind.
@@ -381,7 +380,7 @@ def cast(
     Until the scales are calibrated, run it twice, first only to find the maximum.
 
     Args:
-        room: memory for the gradients of vectors, if the op computes any.
+        buffer: memory for the gradients of vectors, if the op computes any.
     """
     form = registry.implementation(op, arguments[0])
     scale = table.scale[row, kind]
@@ -389,8 +388,8 @@ def cast(
         seen = torch.zeros_like(scale)
         form(*arguments, scale=scale, amax=seen, **options)
         table.calibrate(row, kind, seen)
-    if room is not None:
-        options["room"] = room
+    if buffer is not None:
+        options["buffer"] = buffer
     return form(*arguments, scale=scale, amax=table.counter(row, kind), **options)
 
 
@@ -441,18 +440,15 @@ def _weight_gradients(
     d_out: Quantized, x_columns: Tensor, table: FP8Scaling, row: int, parts: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
     """Return d_out^T x, one tensor per part of the weight [F, D]; None if written in place."""
-    room = gradient_room(parts)
+    buffer = gradient_buffer(parts)
     scales = (table.inverse[row, GRADIENT], table.inverse[row, INPUT])
-    out = None if room is None or room.adds else room.out
+    out = None if buffer is None or buffer.adds else buffer.out
     d_weight = product(
         d_out.columns, x_columns, scales, torch.float32, fast=table.products.fast, out=out
     )
-    if room is None:
-        return d_weight.to(parts[0].dtype).chunk(len(parts))
-    if room.adds:
-        room.out.add_(d_weight)
-    written(parts)
-    return (None,) * len(parts)
+    if buffer is not None and buffer.adds:
+        buffer.out.add_(d_weight)
+    return part_gradients(parts, d_weight, buffer)
 
 
 class _FP8Linear(torch.autograd.Function):
@@ -508,13 +504,19 @@ class _FP8Linear(torch.autograd.Function):
         small: Any = None
         d_x = None
         d_bias = None
-        room = gradient_room(ctx.biases) if ctx.biases else None
+        buffer = gradient_buffer(ctx.biases) if ctx.biases else None
         if not (products.input_gradient or products.weight_gradient):
             if ctx.biases:
-                d_bias = kept_sum(d_out.sum(0, dtype=torch.float32), room)
+                d_bias = kept_sum(d_out.sum(0, dtype=torch.float32), buffer)
         elif ctx.biases:
             small, d_bias = cast(
-                "fp8_quantize_sum", table, row, GRADIENT, d_out, dtype=TYPES[GRADIENT], room=room
+                "fp8_quantize_sum",
+                table,
+                row,
+                GRADIENT,
+                d_out,
+                dtype=TYPES[GRADIENT],
+                buffer=buffer,
             )
         else:
             small = quantize(d_out, table, row, GRADIENT)
@@ -528,7 +530,7 @@ class _FP8Linear(torch.autograd.Function):
             d_weights = (d_out.t() @ x).to(ctx.weights[0].dtype).chunk(len(ctx.weights))
         d_biases: Sequence[Tensor | None] = []
         if d_bias is not None:
-            d_biases = vector_gradients(ctx.biases, d_bias, room)
+            d_biases = part_gradients(ctx.biases, d_bias, buffer)
         return d_x, None, None, None, None, *d_weights, *d_biases
 
 
@@ -582,16 +584,16 @@ class _FP8QkvAttention(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, out = ctx.saved_tensors
         table, row = ctx.place
-        room = gradient_room(ctx.biases)
+        buffer = gradient_buffer(ctx.biases)
         backward = functools.partial(ctx.form.backward, ctx.saved, out, d_out)
         scale = table.scale[row, GRADIENT]
         if not table.is_calibrated:
             seen = torch.zeros_like(scale)
             backward(None, scale=scale, amax=seen)
             table.calibrate(row, GRADIENT, seen)
-        small, total = backward(room, scale=scale, amax=table.counter(row, GRADIENT))
+        small, total = backward(buffer, scale=scale, amax=table.counter(row, GRADIENT))
         ctx.saved = None
-        d_biases = vector_gradients(ctx.biases, total, room)
+        d_biases = part_gradients(ctx.biases, total, buffer)
         d_x = None
         if ctx.needs_input_grad[0]:
             d_x = _input_gradient(small, weight, table, row, d_out.dtype)
@@ -681,7 +683,7 @@ class _FP8FeedForward(torch.autograd.Function):
         w1, w2 = ctx.weights
         norm, d_norm = _norm_backward(ctx, d_out, d_twin, saved, table, row + 1)
         (d_w2,) = _weight_gradients(norm.x, inner, table, row + 1, (w2,))
-        room = gradient_room((ctx.bias,))
+        buffer = gradient_buffer((ctx.bias,))
         scales = (table.inverse[row + 1, GRADIENT], table.inverse[row + 1, WEIGHT])
         if ctx.keeps_slopes:
             d_pre, d_b1 = cast(
@@ -694,7 +696,7 @@ class _FP8FeedForward(torch.autograd.Function):
                 scales,
                 pre,
                 dtype=TYPES[GRADIENT],
-                room=room,
+                buffer=buffer,
             )
         else:
             d_pre, d_b1 = cast(
@@ -710,9 +712,9 @@ class _FP8FeedForward(torch.autograd.Function):
                 b1,
                 ctx.exact,
                 dtype=TYPES[GRADIENT],
-                room=room,
+                buffer=buffer,
             )
-        (d_bias,) = vector_gradients((ctx.bias,), d_b1, room)
+        (d_bias,) = part_gradients((ctx.bias,), d_b1, buffer)
         d_x = _input_gradient(d_pre, first, table, row, norm.residual.dtype)
         (d_w1,) = _weight_gradients(d_pre, x, table, row, (w1,))
         return (
@@ -775,7 +777,7 @@ def _norm_backward(
         d_twin = None
     assert d_out is not None, "at least one reader must have a gradient"
     dropout_p, key = ctx.dropout
-    room = gradient_room(ctx.vectors)
+    buffer = gradient_buffer(ctx.vectors)
     gradients: NormGradients = cast(
         "fp8_dropout_add_layer_norm_backward",
         table,
@@ -788,9 +790,9 @@ def _norm_backward(
         dropout_p,
         key,
         rows,
-        room=room,
+        buffer=buffer,
     )
-    d_bias, d_gain, d_shift = vector_gradients(ctx.vectors, gradients.sums, room)
+    d_bias, d_gain, d_shift = part_gradients(ctx.vectors, gradients.sums, buffer)
     return gradients, (d_gain, d_shift, None, None, None, None, d_bias)
 
 

@@ -20,7 +20,7 @@ from mlbert.ops import forms as registry
 from mlbert.ops import reference
 from mlbert.ops.dropout import Key
 from mlbert.ops.fp8_scaling import GRADIENT, INPUT, TYPES, Quantized, padded_tokens
-from mlbert.ops.weights import GradientRoom, kept_sum
+from mlbert.ops.weights import GradientBuffer, kept_sum
 
 # GELU's derivative, between -0.129 and 1.129, in a byte: 200 slope + 26, so that the values of most
 # numbers far from 0, which are 0 and 1, are exact.
@@ -78,10 +78,10 @@ def _plain_quantize_sum(
     scale: Tensor,
     amax: Tensor,
     dtype: torch.dtype,
-    room: GradientRoom | None = None,
+    buffer: GradientBuffer | None = None,
 ) -> tuple[Quantized, Tensor]:
     total = x.sum(0, dtype=torch.float32)
-    return plain_quantize(x, scale, amax, dtype), kept_sum(total, room)
+    return plain_quantize(x, scale, amax, dtype), kept_sum(total, buffer)
 
 
 def plain_gelu(
@@ -99,13 +99,13 @@ def plain_gelu_backward(
     scale: Tensor,
     amax: Tensor,
     dtype: torch.dtype,
-    room: GradientRoom | None = None,
+    buffer: GradientBuffer | None = None,
 ) -> tuple[Quantized, Tensor]:
     form = "none" if exact else "tanh"
     d_pre = torch.ops.aten.gelu_backward(
         d_out.float(), pre.float() + bias.float(), approximate=form
     )
-    return plain_quantize(d_pre, scale, amax, dtype), kept_sum(d_pre.sum(0), room)
+    return plain_quantize(d_pre, scale, amax, dtype), kept_sum(d_pre.sum(0), buffer)
 
 
 def plain_gelu_and_slope(
@@ -125,11 +125,11 @@ def plain_times_slope(
     scale: Tensor,
     amax: Tensor,
     dtype: torch.dtype,
-    room: GradientRoom | None = None,
+    buffer: GradientBuffer | None = None,
 ) -> tuple[Quantized, Tensor]:
     """Return `plain_gelu_backward` with the derivative of `plain_gelu_and_slope`."""
     d_pre = d_out.float() * ((slopes.float() - SLOPE_ZERO) / SLOPE_SCALE)
-    return plain_quantize(d_pre, scale, amax, dtype), kept_sum(d_pre.sum(0), room)
+    return plain_quantize(d_pre, scale, amax, dtype), kept_sum(d_pre.sum(0), buffer)
 
 
 def _plain_norm_forward(
@@ -180,7 +180,7 @@ def _plain_norm_backward(
     rows: Tensor | None,
     scale: Tensor,
     amax: Tensor,
-    room: GradientRoom | None = None,
+    buffer: GradientBuffer | None = None,
 ) -> NormGradients:
     """Return the gradients of `_plain_norm_forward`,
     with that of x in e5m2 for the linear layer that computed x.
@@ -195,7 +195,7 @@ def _plain_norm_backward(
         weight, dropout_p, key, rows: as in the forward pass.
         scale: float32 scalar; quantized = d_x * scale.
         amax: float32 scalar, raised to the largest |d_x|.
-        room: memory for the three sums, float32 [3 D].
+        buffer: memory for the three sums, float32 [3 D].
     """
     d = d_out.float() if d_twin is None else d_out.float() + d_twin.float()
     normal = (saved.total.float() - saved.mean[:, None]) * saved.inverse[:, None]
@@ -204,7 +204,7 @@ def _plain_norm_backward(
     d_total = centred * saved.inverse[:, None]
     d_x = reference.apply_dropout(d_total, dropout_p, key, rows)
     small = plain_quantize(d_x.to(d_out.dtype), scale, amax, TYPES[GRADIENT])
-    sums = kept_sum(torch.cat([d_x.sum(0), (d * normal).sum(0), d.sum(0)]), room)
+    sums = kept_sum(torch.cat([d_x.sum(0), (d * normal).sum(0), d.sum(0)]), buffer)
     return NormGradients(d_total.to(d_out.dtype), small, sums)
 
 

@@ -27,7 +27,7 @@ from mlbert.ops.native_library import (
     token_chunk,
     token_chunks,
 )
-from mlbert.ops.weights import GradientRoom, in_type, joined, kept_sum
+from mlbert.ops.weights import GradientBuffer, in_type, joined, kept_sum
 
 
 def linear_qkv(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, *biases: Tensor) -> Tensor:
@@ -105,12 +105,12 @@ def gelu(pre: Tensor, exact: bool) -> Tensor:
 
 
 def gelu_backward(
-    d_out: Tensor, pre: Tensor, exact: bool, room: GradientRoom | None = None
+    d_out: Tensor, pre: Tensor, exact: bool, buffer: GradientBuffer | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return d_out gelu'(pre), all contiguous [T, F], and its sum over tokens, float32 [F]:
-    the bias gradient, in the room if there is one.
+    the bias gradient, in the buffer if there is one.
     """
-    d_pre, d_bias = registry.implementation("gelu_backward", pre)(d_out, pre, exact, room)
+    d_pre, d_bias = registry.implementation("gelu_backward", pre)(d_out, pre, exact, buffer)
     return d_pre, d_bias
 
 
@@ -123,10 +123,10 @@ def _gelu(pre: Tensor, exact: bool) -> Tensor:
 @registry.register("gelu_backward", "plain")
 @registry.register("gelu_backward", "native")
 def _gelu_backward(
-    d_out: Tensor, pre: Tensor, exact: bool, room: GradientRoom | None = None
+    d_out: Tensor, pre: Tensor, exact: bool, buffer: GradientBuffer | None = None
 ) -> tuple[Tensor, Tensor]:
     d_pre = torch.ops.aten.gelu_backward(d_out, pre, approximate="none" if exact else "tanh")
-    return d_pre, kept_sum(d_pre.sum(0, dtype=torch.float32), room)
+    return d_pre, kept_sum(d_pre.sum(0, dtype=torch.float32), buffer)
 
 
 # The C kernels compute it inside of `gated_feed_forward`.

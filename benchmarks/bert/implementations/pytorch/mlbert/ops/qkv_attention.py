@@ -23,7 +23,7 @@ from mlbert.ops.dropout import Key
 from mlbert.ops.forms import NOT_USED
 from mlbert.ops.fp8_casts import plain_quantize
 from mlbert.ops.fp8_scaling import GRADIENT, TYPES, Quantized
-from mlbert.ops.weights import GradientRoom, kept_sum
+from mlbert.ops.weights import GradientBuffer, kept_sum
 
 OP = "qkv_attention"
 FP8_OP = "fp8_qkv_attention"
@@ -69,7 +69,7 @@ class AttentionForm(Protocol):
         saved: Any,
         out: Tensor,
         d_out: Tensor,
-        room: GradientRoom | None,
+        buffer: GradientBuffer | None,
         scale: Tensor | None = None,
         amax: Tensor | None = None,
     ) -> tuple[Tensor | Quantized, Tensor]:
@@ -78,8 +78,8 @@ class AttentionForm(Protocol):
         Args:
             saved, out: of forward.
             d_out: gradient of out.
-            room: memory for the sum.
-            scale, amax: float32 scalars, if the gradient is wanted in FP8: times scale in e5m2,
+            buffer: memory for the sum.
+            scale, amax: float32 scalars, to return the gradient in FP8: times scale in e5m2,
                 rows [T, 3 D] and columns [3 D, U]; amax is raised to its largest magnitude. Else
                 it is [T, 3 D] in the dtype of qkv.
         """
@@ -101,7 +101,7 @@ class PlainAttentionForm:
         saved: Any,
         out: Tensor,
         d_out: Tensor,
-        room: GradientRoom | None,
+        buffer: GradientBuffer | None,
         scale: Tensor | None = None,
         amax: Tensor | None = None,
     ) -> tuple[Tensor | Quantized, Tensor]:
@@ -114,7 +114,7 @@ class PlainAttentionForm:
             result = arguments.attend(leaf)
             (wide,) = torch.autograd.grad(result, leaf, d_out.float())
         wide = wide.flatten(1)
-        total = kept_sum(wide.sum(0), room)
+        total = kept_sum(wide.sum(0), buffer)
         if scale is None or amax is None:
             return wide.to(qkv.dtype), total
         return plain_quantize(wide, scale, amax, TYPES[GRADIENT]), total

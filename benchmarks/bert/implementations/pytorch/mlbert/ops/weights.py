@@ -32,7 +32,7 @@ class WeightPlace(Protocol):
     def after_writing(self) -> None: ...
 
 
-class GradientRoom(NamedTuple):
+class GradientBuffer(NamedTuple):
     """Memory for the gradient of a weight, float32 [F, D], or of a vector, float32 [F], and whether
     to add to its content.
     """
@@ -59,7 +59,7 @@ def in_type(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return joined([part.detach() for part in parts]).to(dtype)
 
 
-def gradient_room(parts: Sequence[Tensor]) -> GradientRoom | None:
+def gradient_buffer(parts: Sequence[Tensor]) -> GradientBuffer | None:
     """Return the memory that an op may write the gradient of a weight or of vectors to,
     followed by `written`; None for autograd.
     """
@@ -73,10 +73,10 @@ def gradient_room(parts: Sequence[Tensor]) -> GradientRoom | None:
     if adds:
         for place in places:
             place.before_adding()
-    return GradientRoom(out, adds)
+    return GradientBuffer(out, adds)
 
 
-def room_to_add(part: Tensor) -> Tensor | None:
+def buffer_to_add(part: Tensor) -> Tensor | None:
     """Return the memory that an op may add some rows of a gradient to, followed by `written`; None
     for autograd.
     """
@@ -87,21 +87,21 @@ def room_to_add(part: Tensor) -> Tensor | None:
     return part.grad
 
 
-def vector_gradients(
-    parts: Sequence[Tensor], total: Tensor, room: GradientRoom | None
+def part_gradients(
+    parts: Sequence[Tensor], total: Tensor, buffer: GradientBuffer | None, last: bool = True
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of vectors that are in one tensor; None if an op has written them to the
-    room, which is complete now.
+    """Return the gradients of parts of a weight, or of vectors, that are in one tensor; None if an
+    op has written them to the buffer. For ``last`` see `written`.
     """
-    if room is None:
+    if buffer is None:
         return total.to(parts[0].dtype).chunk(len(parts))
-    written(parts)
+    written(parts, last)
     return (None,) * len(parts)
 
 
-def kept_sum(total: Tensor, room: GradientRoom | None) -> Tensor:
-    """Return a sum over tokens, in the room if there is one."""
-    return total if room is None else room.keep(total)
+def kept_sum(total: Tensor, buffer: GradientBuffer | None) -> Tensor:
+    """Return a sum over tokens, in the buffer if there is one."""
+    return total if buffer is None else buffer.keep(total)
 
 
 def written(parts: Sequence[Tensor], last: bool = True) -> None:
@@ -113,7 +113,7 @@ def written(parts: Sequence[Tensor], last: bool = True) -> None:
     """
     for part in parts:
         place = _place(part)
-        assert place is not None, "call gradient_room first"
+        assert place is not None, "call gradient_buffer first"
         place.after_writing()
         if last and not _autograd_runs_hooks():
             for hook in (getattr(part, "_post_accumulate_grad_hooks", None) or {}).values():

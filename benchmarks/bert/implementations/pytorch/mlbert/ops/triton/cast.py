@@ -38,12 +38,12 @@ def cast_transpose(x, scale, amax, dtype, out=None) -> Quantized:
 
 
 @registry.register("fp8_quantize_sum", "triton")
-def cast_transpose_bias(x, scale, amax, dtype, room=None) -> tuple[Quantized, Tensor]:
+def cast_transpose_bias(x, scale, amax, dtype, buffer=None) -> tuple[Quantized, Tensor]:
     """Return `cast_transpose` and the sum of x over tokens, float32 [F]: the bias gradient if x is
-    a gradient, in the `mlbert.ops.weights.GradientRoom` if there is one.
+    a gradient, in the `mlbert.ops.weights.GradientBuffer` if there is one.
     """
     copies, total = _quantize(x, None, None, scale, amax, dtype, PLAIN, False, True)
-    return copies, sum_partials(total, room)
+    return copies, sum_partials(total, buffer)
 
 
 @registry.register("fp8_gelu", "triton")
@@ -56,13 +56,13 @@ def gelu_cast_transpose(pre, bias, exact, scale, amax, dtype) -> Quantized:
 
 @registry.register("fp8_gelu_backward", "triton")
 def gelu_backward_cast_transpose(
-    d_out, pre, bias, exact, scale, amax, dtype, room=None
+    d_out, pre, bias, exact, scale, amax, dtype, buffer=None
 ) -> tuple[Quantized, Tensor]:
     """Return d_out * gelu'(pre + bias), scaled, in FP8, and its unscaled sum over tokens,
-    float32 [F], in the room if there is one.
+    float32 [F], in the buffer if there is one.
     """
     copies, total = _quantize(pre, d_out, bias, scale, amax, dtype, GELU_BACKWARD, exact, True)
-    return copies, sum_partials(total, room)
+    return copies, sum_partials(total, buffer)
 
 
 def transposed_copy(rows: Tensor) -> Quantized:
@@ -112,7 +112,7 @@ def _quantize(
     copies = out or quantized_buffers(x, dtype)
     tokens, columns = x.shape
     assert copies.rows.shape == x.shape, (
-        f"room for {tuple(copies.rows.shape)}, not {tuple(x.shape)}"
+        f"buffer for {tuple(copies.rows.shape)}, not {tuple(x.shape)}"
     )
     blocks = triton.cdiv(tokens, ROWS)
     partial = torch.empty(blocks if sums else 0, columns, dtype=torch.float32, device=x.device)

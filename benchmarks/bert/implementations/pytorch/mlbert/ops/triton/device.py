@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlbert.ops.weights import GradientRoom, kept_sum
+from mlbert.ops.weights import GradientBuffer, kept_sum
 
 ACTIVATION_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Programs per multiprocessor for kernels that loop over tiles,
@@ -50,21 +50,21 @@ def walking_programs(device: torch.device) -> int:
     return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def sum_partials(partial: Tensor, room: GradientRoom | None = None) -> Tensor:
+def sum_partials(partial: Tensor, buffer: GradientBuffer | None = None) -> Tensor:
     """Return the sum over the first dimension of a contiguous float32 [P, ...],
-    bitwise reproducible; in the room, if there is one.
+    bitwise reproducible; in the buffer, if there is one.
     """
     rows = partial.shape[0]
     shape = partial.shape[1:]
     columns = shape.numel()
     if not rows:
-        return kept_sum(torch.zeros(shape, dtype=torch.float32, device=partial.device), room)
-    if room is None:
+        return kept_sum(torch.zeros(shape, dtype=torch.float32, device=partial.device), buffer)
+    if buffer is None:
         out = torch.empty(shape, dtype=torch.float32, device=partial.device)
     else:
-        out = room.out
-        assert out.shape == shape, f"room for {tuple(out.shape)}, not {tuple(shape)}"
-        assert out.is_contiguous(), "contiguous room expected"
+        out = buffer.out
+        assert out.shape == shape, f"buffer for {tuple(out.shape)}, not {tuple(shape)}"
+        assert out.is_contiguous(), "contiguous buffer expected"
     if columns:
         grid = (triton.cdiv(columns, BLOCK_COLUMNS),)
         sum_partials_kernel[grid](
@@ -72,7 +72,7 @@ def sum_partials(partial: Tensor, room: GradientRoom | None = None) -> Tensor:
             out,
             rows,
             columns,
-            ADDS=room is not None and room.adds,
+            ADDS=buffer is not None and buffer.adds,
             BLOCK_ROWS=BLOCK_ROWS,
             BLOCK=BLOCK_COLUMNS,
         )

@@ -22,7 +22,7 @@ from torch import Tensor
 from mlbert.ops import forms as registry
 from mlbert.ops import reference
 from mlbert.ops.triton.device import ACTIVATION_TYPES
-from mlbert.ops.weights import room_to_add, written
+from mlbert.ops.weights import buffer_to_add, written
 
 CHUNK = 64  # tokens
 JOIN_ROWS = 16
@@ -67,9 +67,9 @@ class _TritonEmbeddingSum(torch.autograd.Function):
         d_out = d_out.contiguous()
         gradients = []
         for ids, table in zip(ctx.saved_tensors, ctx.tables, strict=True):
-            room = room_to_add(table)
-            gradient = sum_rows_by_id(ids, d_out, table.shape[0], room)
-            if room is None:
+            buffer = buffer_to_add(table)
+            gradient = sum_rows_by_id(ids, d_out, table.shape[0], buffer)
+            if buffer is None:
                 gradients.append(gradient.to(table.dtype))
             else:
                 written((table,))
@@ -78,7 +78,7 @@ class _TritonEmbeddingSum(torch.autograd.Function):
 
 
 def sum_rows_by_id(
-    ids: Tensor, values: Tensor, num_rows: int, room: Tensor | None = None
+    ids: Tensor, values: Tensor, num_rows: int, buffer: Tensor | None = None
 ) -> Tensor:
     """Return out[r] = the sum of the rows of `values` with id r, in a fixed order.
 
@@ -86,18 +86,18 @@ def sum_rows_by_id(
         ids: int64 [T]; ids outside 0..num_rows-1 are ignored.
         values: [T, D] float32 or bfloat16, contiguous.
         num_rows: V.
-        room: float32 [V, D] to add the sums to, which is returned; by default new memory.
+        buffer: float32 [V, D] to add the sums to, which is returned; by default new memory.
 
     Returns:
         float32 [V, D].
     """
     tokens, hidden = values.shape
-    if room is None:
+    if buffer is None:
         out = torch.zeros(num_rows, hidden, dtype=torch.float32, device=values.device)
     else:
-        out = room
+        out = buffer
         assert out.is_contiguous(), "contiguous gradient expected"
-    adds = room is not None
+    adds = buffer is not None
     if tokens == 0:
         return out
     sorted_ids, order = torch.sort(ids.to(torch.int32), stable=True)

@@ -100,14 +100,14 @@ def gelu(pre, exact) -> Tensor:
 
 
 @registry.register("gelu_backward", "triton")
-def gelu_backward(d_out, pre, exact, room=None) -> tuple[Tensor, Tensor]:
+def gelu_backward(d_out, pre, exact, buffer=None) -> tuple[Tensor, Tensor]:
     """See `mlbert.ops.linear.gelu_backward`."""
     if pre.dtype == torch.float32:
-        return registry.form("gelu_backward", "plain")(d_out, pre, exact, room)
+        return registry.form("gelu_backward", "plain")(d_out, pre, exact, buffer)
     assert d_out.is_contiguous(), "contiguous gradients expected"
     assert d_out.shape == pre.shape, f"gradient {tuple(d_out.shape)} of {tuple(pre.shape)}"
     d_pre, partial = _gelu(pre, d_out, exact)
-    return d_pre, sum_partials(partial, room)
+    return d_pre, sum_partials(partial, buffer)
 
 
 def _gelu(pre, d_out, exact) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from mlbert.ops.native_library import check_rows
 from mlbert.ops.triton.cast import cast_transpose
 from mlbert.ops.triton.device import ACTIVATION_TYPES, sum_partials, walking_programs
 from mlbert.ops.triton.mask import keep, key_argument, load_key, row_hash
-from mlbert.ops.weights import gradient_room, written
+from mlbert.ops.weights import gradient_buffer, written
 
 # elements per program of each of its tensors
 FORWARD_TILE = 4096
@@ -69,7 +69,7 @@ def quantized_norm(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias,
 
 @registry.register("fp8_dropout_add_layer_norm_backward", "triton")
 def quantized_norm_gradients(
-    d_out, d_twin, saved, weight, dropout_p, key, rows, scale, amax, room=None
+    d_out, d_twin, saved, weight, dropout_p, key, rows, scale, amax, buffer=None
 ) -> NormGradients:
     """See `mlbert.ops.fp8_casts`."""
     d_x, d_total, sums = _gradients(
@@ -84,7 +84,7 @@ def quantized_norm_gradients(
         rows,
         drop_output=False,
         sums=3,
-        room=room,
+        buffer=buffer,
     )
     small = cast_transpose(d_x, scale, amax, torch.float8_e5m2)
     return NormGradients(d_total, small, sums)
@@ -121,7 +121,7 @@ class _TritonDropoutNorm(torch.autograd.Function):
         # The kernel sums the gradient of a bias whether there is one or not.
         has_all = ctx.vectors[2] is not None
         vectors = [vector for vector in ctx.vectors if vector is not None]
-        room = gradient_room(vectors) if has_all else None
+        buffer = gradient_buffer(vectors) if has_all else None
         d_x, d_total, sums = _gradients(
             d_out,
             d_twin,
@@ -134,10 +134,10 @@ class _TritonDropoutNorm(torch.autograd.Function):
             rows,
             drop_output=ctx.drop_output,
             sums=2 if ctx.vectors[0] is None else 3,
-            room=room,
+            buffer=buffer,
         )
         d_residual = None if ctx.drop_output else d_total
-        if room is None:
+        if buffer is None:
             gradients = iter(sums.view(-1, total.shape[1]))
             d_x_bias = None if ctx.vectors[0] is None else next(gradients).to(ctx.vectors[0].dtype)
             d_weight = next(gradients).to(weight.dtype)
@@ -188,10 +188,21 @@ def _forward(
 
 
 def _gradients(
-    d_out, d_twin, total, mean, inverse, weight, threshold, key, rows, drop_output, sums, room=None
+    d_out,
+    d_twin,
+    total,
+    mean,
+    inverse,
+    weight,
+    threshold,
+    key,
+    rows,
+    drop_output,
+    sums,
+    buffer=None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, of the sum, and float32 [sums D] of x_bias if `sums` is 3, weight
-    and bias, in the room if there is one; for d_out + d_twin (which may be None).
+    and bias, in the buffer if there is one; for d_out + d_twin (which may be None).
     """
     tokens, hidden = total.shape
     d_out = d_out.contiguous()
@@ -225,7 +236,7 @@ def _gradients(
             block,
             num_warps=_warps(2 * tile_rows * block),
         )
-    return d_x, d_total, sum_partials(partial.flatten(1), room)
+    return d_x, d_total, sum_partials(partial.flatten(1), buffer)
 
 
 def check_arguments(x, residual, vectors, rows, threshold) -> None:

@@ -58,7 +58,7 @@ def product_gelu(a, b, inverses, bias, exact, scale, amax, dtype) -> tuple[Tenso
 
 @registry.register("fp8_product_gelu_backward", "fused")
 def product_gelu_backward(
-    a, b, inverses, fast, pre, bias, exact, scale, amax, dtype, room=None
+    a, b, inverses, fast, pre, bias, exact, scale, amax, dtype, buffer=None
 ) -> tuple[Quantized, Tensor]:
     """See `mlbert.ops.fp8._product_gelu_backward`.
 
@@ -66,12 +66,12 @@ def product_gelu_backward(
     """
     if exact or not fast:
         apart = registry.form("fp8_product_gelu_backward", "triton")
-        return apart(a, b, inverses, fast, pre, bias, exact, scale, amax, dtype, room=room)
+        return apart(a, b, inverses, fast, pre, bias, exact, scale, amax, dtype, buffer=buffer)
     partial = torch.empty(
         triton.cdiv(a.shape[0], ROWS), b.shape[0], dtype=torch.float32, device=a.device
     )
     copies = _product(a, b, inverses, pre, bias, scale, amax, dtype, partial)
-    return copies, sum_partials(partial, room)
+    return copies, sum_partials(partial, buffer)
 
 
 @registry.register("fp8_product_slope", "slopes")
@@ -83,14 +83,14 @@ def product_slope(a, b, inverses, bias, scale, amax, dtype) -> tuple[Tensor, Qua
 
 @registry.register("fp8_product_slope_backward", "slopes")
 def product_slope_backward(
-    a, b, inverses, slopes, scale, amax, dtype, room=None
+    a, b, inverses, slopes, scale, amax, dtype, buffer=None
 ) -> tuple[Quantized, Tensor]:
     """See `mlbert.ops.fp8.plain_product_slope_backward`."""
     partial = torch.empty(
         triton.cdiv(a.shape[0], ROWS), b.shape[0], dtype=torch.float32, device=a.device
     )
     copies = _product(a, b, inverses, slopes, None, scale, amax, dtype, partial)
-    return copies, sum_partials(partial, room)
+    return copies, sum_partials(partial, buffer)
 
 
 def _product(a, b, inverses, pre, bias, scale, amax, dtype, partial) -> Quantized:

@@ -1,7 +1,7 @@
 """The Triton form of `mlbert.ops.qkv_attention`.
 
 The kernels of attention's backward pass store the sums over the tokens of their blocks, and round
-to e5m2 themselves. Where FP8 is wanted, a kernel then transposes the bytes: it reads and writes one
+to e5m2 themselves. For FP8, a kernel then transposes the bytes: it reads and writes one
 byte a number, where the cast of a bfloat16 gradient reads two and writes two after two were
 written.
 
@@ -54,7 +54,7 @@ class TritonAttentionForm:
         )
         return out, (saved, settings)
 
-    def backward(self, saved, out, d_out, room, scale=None, amax=None):
+    def backward(self, saved, out, d_out, buffer, scale=None, amax=None):
         """See `AttentionForm`."""
         saved, settings = saved
         num_rows = sum_rows(saved, settings)
@@ -65,15 +65,15 @@ class TritonAttentionForm:
             attention_backward(saved, settings, out, d_out, d_qkv)
             flat = d_qkv.flatten(1)
             if scale is None:
-                return flat, kept_sum(flat.sum(0, dtype=torch.float32), room)
-            return cast_transpose_bias(flat, scale, amax, TYPES[GRADIENT], room)
+                return flat, kept_sum(flat.sum(0, dtype=torch.float32), buffer)
+            return cast_transpose_bias(flat, scale, amax, TYPES[GRADIENT], buffer)
         sums = torch.empty(num_rows, *shape[1:], dtype=torch.float32, device=saved.qkv.device)
         kind = saved.qkv.dtype if scale is None else torch.uint8
         d_qkv = torch.empty(shape, dtype=kind, device=saved.qkv.device)
         attention_backward(saved, settings, out, d_out, d_qkv, sums, scale, amax)
         if not shape[0]:
             sums = sums[:0]
-        total = sum_partials(sums.flatten(1), room)
+        total = sum_partials(sums.flatten(1), buffer)
         flat = d_qkv.flatten(1)
         if scale is None:
             return flat, total
