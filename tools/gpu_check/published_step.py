@@ -127,17 +127,7 @@ class PublishedStep:
             can_capture = method.optimizer.can_capture  # only the Triton implementation can
             mode = GraphMode(compute.cuda_graph_mode) if can_capture else GraphMode.SEGMENTED
             graphs = Graphs(mode, method.static_shape, 1, NoCapture)
-        self.train_step = Step(
-            method.model,
-            method.objective,
-            method.flat,
-            method.sync,
-            method.optimizer,
-            world.all_reduce_max,
-            say,
-            graphs,
-            method.loss_scale,
-        )
+        self.train_step = Step.of(method, world.all_reduce_max, say, graphs)
         self.train_step.warm_up()
         if graphs and tuning is Tuning.TIMED:
             self.train_step.record(partial(tuned, device, True, world.all_reduce_max, say))

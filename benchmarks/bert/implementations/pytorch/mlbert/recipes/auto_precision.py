@@ -101,15 +101,7 @@ def _seconds(build: RecipeBuild, context: BuildContext, inputs: Any, batch: Host
     """Return the shortest time of forward and backward of a batch, in seconds."""
     build.prepare(context, inputs.shape)
     method: Method = build.build(context, inputs)
-    step = Step(
-        method.model,
-        method.objective,
-        method.flat,
-        method.sync,
-        method.optimizer,
-        context.world.all_reduce_max,
-        context.warn,
-    )
+    step = Step.of(method, context.world.all_reduce_max, context.warn)
     step.dry_run(batch)
     taken = list[float]()
     while len(taken) < LEAST_TURNS or sum(taken) < ENOUGH_SECONDS:

@@ -420,15 +420,7 @@ def _fits(method: Method, static_shape: StaticShape, world: World) -> bool:
     """Return True if forward and backward of a dummy batch
     that fills the static shape fit on every rank.
     """
-    step = Step(
-        method.model,
-        method.objective,
-        method.flat,
-        method.sync,
-        method.optimizer,
-        world.all_reduce_max,
-        print,
-    )
+    step = Step.of(method, world.all_reduce_max, print)
     failed = False
     try:
         step.dry_run(static_shape.fullest_batch())
@@ -533,17 +525,7 @@ def assemble(
         config[ComputeConfig].cuda_graph_mode, method, parts, world.device, world.world_size
     )
     state = TrainState(next_eval_samples=evaluation.eval_iter_start_samples)
-    step = Step(
-        method.model,
-        method.objective,
-        method.flat,
-        method.sync,
-        method.optimizer,
-        world.all_reduce_max,
-        events.say,
-        graphs,
-        method.loss_scale,
-    )
+    step = Step.of(method, world.all_reduce_max, events.say, graphs)
     # Evaluations have a separate memory pool: one may run between any two steps.
     capture = graphs.capture() if graphs else None
     static_shapes = method.evaluation.static_shapes if graphs else ()

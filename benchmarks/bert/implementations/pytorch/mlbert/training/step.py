@@ -153,6 +153,27 @@ class Step:
             ranks together, before the first step.
     """
 
+    @classmethod
+    def of(
+        cls,
+        method: Method,
+        over_ranks: Callable[[Tensor], Any],
+        say: Callable[[str], object],
+        graphs: Graphs | None = None,
+    ) -> Step:
+        """Return the steps of a method."""
+        return cls(
+            method.model,
+            method.objective,
+            method.flat,
+            method.sync,
+            method.optimizer,
+            over_ranks,
+            say,
+            graphs,
+            method.loss_scale,
+        )
+
     def __init__(
         self,
         model: Model,
