@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from mlbert.cli.text_options import KINDS_OF_TEXT, Column, Encoding, HeldOut, SkipBad
 from mlbert.host.errors import UserError, public_names
 from mlbert.host.option_checks import check_at_most_one, first_given, refuse_with
 from mlbert.host.packages import import_sibling
@@ -24,8 +25,6 @@ MOST_TOKENS = 1e14
 YAML_SUFFIXES = (".yaml", ".yml")
 YAML_PROGRAM = "mosaic_yaml.commands.main_yaml"
 
-_COLUMN_HELP = "Column of the text in csv, jsonl and parquet files."
-Column = Annotated[str | None, typer.Option("--text", metavar="COLUMN", help=_COLUMN_HELP)]
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -35,10 +34,7 @@ def pretrain(
         list[Path],
         typer.Argument(
             metavar="TEXT",
-            help=(
-                "Files (txt, md, html, csv, jsonl, parquet, also .gz), folders, or saved datasets; "
-                "with --tokens also MDS sets."
-            ),
+            help=f"{KINDS_OF_TEXT}; with --tokens also MDS sets.",
         ),
     ],
     out: Annotated[
@@ -71,22 +67,10 @@ def pretrain(
             "--cased/--lower-case", help="Keep or remove case and accents; default: by the text."
         ),
     ] = None,
-    held_out: Annotated[
-        Path | None,
-        typer.Option(
-            "--eval", metavar="TEXT", help="Text to evaluate on; default: a part of the text."
-        ),
-    ] = None,
+    held_out: HeldOut = None,
     column: Column = None,
-    encoding: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Encoding of the files that are not UTF-8, such as cp1252."
-        ),
-    ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out files that cannot be read.")
-    ] = False,
+    encoding: Encoding = None,
+    skip_bad: SkipBad = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print what would be read.")
     ] = False,

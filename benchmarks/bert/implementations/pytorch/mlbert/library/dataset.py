@@ -35,9 +35,8 @@ from mlbert.data.loading.source import StepSource
 from mlbert.data.prepare.custom_corpus import read_facts
 from mlbert.host.errors import UserError, public_names
 from mlbert.models.weights.huggingface import padded_inputs
+from mlbert.programs.pretrain_rules import EVAL_MASK_RATE, MASK_RATE
 
-MASKING_RATE = 0.3  # of training texts, as in `mlbert pretrain`
-EVAL_MASKING_RATE = 0.15
 MAX_LENGTH = 512  # tokens, of texts that are not cut yet
 _INDEX = "index.json"  # of an MDS set
 _TEXT = "text"  # the folder in that of a run of `mlbert pretrain` with its sets
@@ -255,7 +254,7 @@ def _opened(
         folder = folder / _TEXT / ("val" if evaluation else "train")
     text: _TextOptions | None = None
     if _is_text(folder):
-        rate = EVAL_MASKING_RATE if evaluation else MASKING_RATE
+        rate = EVAL_MASK_RATE if evaluation else MASK_RATE
         if text_arguments.masking_rate is not None:
             rate = text_arguments.masking_rate
         text = _TextOptions(

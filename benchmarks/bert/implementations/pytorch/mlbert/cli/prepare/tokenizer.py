@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from mlbert.cli.prepare.options import Out, PoolArguments, counted, say, with_options
+from mlbert.cli.text_options import KINDS_OF_TEXT, Column, Encoding, SkipBad
 from mlbert.data.formats.manifest import MAX_TOKENS, make_folder
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.prepare.corpus_files import check_encoding, find_sources, format_counts
@@ -38,23 +39,12 @@ Texts = Annotated[
     list[Path],
     typer.Argument(
         metavar="TEXT",
-        help="Files (txt, md, html, csv, jsonl, parquet, also .gz), folders, or saved datasets.",
+        help=f"{KINDS_OF_TEXT}.",
     ),
 ]
 Sample = Annotated[
     int, typer.Option(min=LEAST_SAMPLE, metavar="N", help="Characters of the text to use, about.")
 ]
-Column = Annotated[
-    str | None,
-    typer.Option(
-        "--text", metavar="COLUMN", help="Column of the text in csv, jsonl and parquet files."
-    ),
-]
-Encoding = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Encoding of the files that are not UTF-8, such as cp1252."),
-]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out files that cannot be read.")]
 app = typer.Typer()
 
 

@@ -12,13 +12,8 @@ from typing import Annotated
 import typer
 
 from mlbert.cli.prepare.options import Out, ShareArguments, counted, say, with_options
-from mlbert.cli.prepare.tokenizer import (
-    MODERNBERT_LENGTH,
-    Column,
-    Encoding,
-    SkipBad,
-    Texts,
-)
+from mlbert.cli.prepare.tokenizer import MODERNBERT_LENGTH, Texts
+from mlbert.cli.text_options import Column, Encoding, HeldOut, SkipBad
 from mlbert.data.formats.manifest import MAX_TOKENS
 from mlbert.data.formats.tokenizer import check_for_masking, load_tokenizer
 from mlbert.data.prepare.corpus_files import (
@@ -44,9 +39,9 @@ from mlbert.host.console import console, new_table, safe, short_duration, write_
 from mlbert.host.errors import UserError
 from mlbert.host.packages import import_sibling
 from mlbert.host.texts import parse_number
+from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
 
 LEAST_LENGTH = 16  # tokens
-EVAL_MASK_RATE = 0.15  # as `mlbert pretrain` evaluates
 REPORT = "report.html"
 _REPORT_PAGES = "mlaudit.report.page"
 _PROCESS_BYTES = 4 << 20  # of text that are worth starting a process
@@ -81,12 +76,7 @@ def tokens_command(
             metavar="P,P,...", help="Shares of training, one for each TEXT; default: all of it."
         ),
     ] = None,
-    held_out: Annotated[
-        Path | None,
-        typer.Option(
-            "--eval", metavar="TEXT", help="Text to evaluate on; default: a part of the text."
-        ),
-    ] = None,
+    held_out: HeldOut = None,
     column: Column = None,
     encoding: Encoding = None,
     skip_bad: SkipBad = False,
@@ -194,8 +184,8 @@ def _print(prepared: PreparedTokens, out: Path) -> None:
             f"{counts.documents:,}",
             f"{source.kept:,}",
             f"{source.tokens:,}",
-            f"{counts.unknown / max(1, counts.tokens):.2%}",
-            f"{counts.num_bytes / max(1, counts.tokens):.2f}",
+            f"{counts.unknown_share:.2%}",
+            f"{counts.bytes_per_token:.2f}",
         )
     console.print(table)
     for line in _warnings(prepared):
@@ -210,27 +200,22 @@ def _warnings(prepared: PreparedTokens) -> list[str]:
     found = []
     for name, source in prepared.sources.items():
         counts = source.counts
-        documents = max(1, counts.documents)
-        unknown = counts.unknown / max(1, counts.tokens)
-        dropped = 1 - source.kept / documents
-        lines = counts.repeated_lines / max(1, counts.lines)
-        if dropped > _MUCH:
-            found.append(f"{name}: {dropped:.0%} of the documents repeat others or held-out text")
-        if lines > _MUCH:
-            found.append(f"{name}: {lines:.0%} of the lines repeat a line of their document")
-        if unknown > _SMALL_VOCABULARY:
+        if source.dropped_share > _MUCH:
+            dropped = f"{source.dropped_share:.0%} of the documents"
+            found.append(f"{name}: {dropped} repeat others or held-out text")
+        if counts.repeated_share > _MUCH:
+            repeated = f"{counts.repeated_share:.0%} of the lines"
+            found.append(f"{name}: {repeated} repeat a line of their document")
+        if counts.unknown_share > _SMALL_VOCABULARY:
+            unknown = f"{counts.unknown_share:.2%} of the tokens are unknown"
+            found.append(f"{name}: {unknown}: use a tokenizer of its language")
+        if counts.bytes_per_token < _FEW_BYTES:
             found.append(
-                f"{name}: {unknown:.2%} of the tokens are unknown: use a tokenizer of its language"
+                f"{name}: only {counts.bytes_per_token:.1f} bytes of text per token: the "
+                "vocabulary is too small, or of another language"
             )
-        bytes_per_token = counts.num_bytes / max(1, counts.tokens)
-        if bytes_per_token < _FEW_BYTES:
-            found.append(
-                f"{name}: only {bytes_per_token:.1f} bytes of text per token: the vocabulary is "
-                "too small, or of another language"
-            )
-        if counts.markup > _MUCH * counts.sampled:
-            share = counts.markup / counts.sampled
-            found.append(f"{name}: {share:.0%} of the characters are markup")
+        if counts.markup_share > _MUCH:
+            found.append(f"{name}: {counts.markup_share:.0%} of the characters are markup")
     return found
 
 
@@ -290,17 +275,16 @@ def _page(prepared: PreparedTokens, request: TokenRequest, out: Path) -> str:
 
 def _page_row(name: str, source: SourceSummary) -> list[str]:
     counts = source.counts
-    documents = max(1, counts.documents)
     return [
         name,
         script_words(counts.scripts),
         f"{counts.documents:,}",
-        f"{1 - source.kept / documents:.1%}",
-        f"{counts.short / documents:.1%}",
-        f"{source.cut / max(1, source.kept):.1%}",
-        f"{counts.repeated_lines / max(1, counts.lines):.1%}",
-        f"{counts.markup / max(1, counts.sampled):.1%}",
+        f"{source.dropped_share:.1%}",
+        f"{counts.short_share:.1%}",
+        f"{source.cut_share:.1%}",
+        f"{counts.repeated_share:.1%}",
+        f"{counts.markup_share:.1%}",
         f"{source.tokens:,}",
-        f"{counts.unknown / max(1, counts.tokens):.2%}",
-        f"{counts.num_bytes / max(1, counts.tokens):.2f}",
+        f"{counts.unknown_share:.2%}",
+        f"{counts.bytes_per_token:.2f}",
     ]
