@@ -20,7 +20,7 @@ from mlbert.data.prepare.sentences import split_sentences
 
 RUN = 8  # tokens of a run that is compared
 NEAR_DUPLICATE = 0.5  # fraction of a line's tokens in known runs from which it is dropped
-_MARKED_BITS = 20  # first bits of a hash, by which most unknown ones are told apart
+_MARKED_BITS = 20  # first bits of a hash, enough to reject most unknown ones
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -98,18 +98,18 @@ class DocumentFrame:
         length: most tokens of a piece, with special ones.
 
     Attributes:
-        room: most tokens of the document in a piece.
+        most_inside: most tokens of the document in a piece.
     """
 
     def __init__(self, tokenizer: Tokenizer, length: int) -> None:
-        self.room = length - 2
+        self.most_inside = length - 2
         self._first = np.asarray([tokenizer.cls_id], tokenizer.dtype)
         self._last = np.asarray([tokenizer.sep_id], tokenizer.dtype)
 
     def pieces(self, ids: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the pieces of a document, none if it is empty."""
-        for start in range(0, len(ids), self.room):
-            yield np.concatenate([self._first, ids[start : start + self.room], self._last])
+        for start in range(0, len(ids), self.most_inside):
+            yield np.concatenate([self._first, ids[start : start + self.most_inside], self._last])
 
 
 class PieceStream:

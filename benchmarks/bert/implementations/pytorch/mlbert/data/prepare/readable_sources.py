@@ -66,6 +66,23 @@ def read_documents(
         advance(left)
 
 
+def read_texts(
+    sources: Iterable[CorpusSource],
+    piece: int,
+    is_cut: bool,
+    advance: Callable[[int], None] = lambda num_bytes: None,
+) -> Iterator[tuple[CorpusSource, str]]:
+    """Yield what `read_documents` does.
+
+    Raises UserError at the end, for the first source that cannot be read: it has changed since it
+    was found to be readable.
+    """
+    bad: BadSources = {}
+    yield from read_documents(sources, piece, is_cut, bad, advance)
+    for error in bad.values():
+        raise error
+
+
 def scan_readable(
     sources: Sequence[CorpusSource],
     encoding: str | None,

@@ -29,7 +29,7 @@ from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.data.prepare.corpus_files import CorpusSource
 from mlbert.data.prepare.custom_corpus import new_held_out
 from mlbert.data.prepare.held_out import HeldOut
-from mlbert.data.prepare.readable_sources import BadSources, read_documents, together
+from mlbert.data.prepare.readable_sources import read_texts, together
 from mlbert.data.prepare.text_measures import letters_of, markup_of, scripts_of
 from mlbert.host.files import read_plain, whole_file, write_atomically
 
@@ -68,6 +68,31 @@ class TextCounts:
         """Add the counts of other documents."""
         for one in fields(self):
             setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
+    @property
+    def unknown_share(self) -> float:
+        """Unknown tokens among all."""
+        return self.unknown / max(1, self.tokens)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of UTF-8 for a token."""
+        return self.num_bytes / max(1, self.tokens)
+
+    @property
+    def short_share(self) -> float:
+        """Short documents among all."""
+        return self.short / max(1, self.documents)
+
+    @property
+    def repeated_share(self) -> float:
+        """Repeated lines among all."""
+        return self.repeated_lines / max(1, self.lines)
+
+    @property
+    def markup_share(self) -> float:
+        """Characters of markup among those that were searched for it."""
+        return self.markup / max(1, self.sampled)
 
     def as_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
@@ -228,7 +253,8 @@ class GroupReader:
             num_done += len(chunks.documents(name))
             for digest, text in chunks.held_out(name):
                 held_out.offer(digest, text)
-        texts = islice(self._texts(group), num_done, None)
+        read = read_texts(group.files, self.piece, False, self.advance)
+        texts = islice((text for _, text in read), num_done, None)
         waiting: list[tuple[list[str], Encoded]] = []
         characters = 0
         for some, encoded in self.encode(together(texts, TOGETHER)):
@@ -254,10 +280,3 @@ class GroupReader:
                 digests.append((digest, text))
         chosen = {digest: text for digest, text in digests if digest in held_out}
         self.chunks.write(name, [encoded for _, encoded in waiting], [*chosen.items()])
-
-    def _texts(self, group: Group) -> Iterator[str]:
-        bad: BadSources = {}
-        for _, text in read_documents(group.files, self.piece, False, bad, self.advance):
-            yield text
-        for error in bad.values():
-            raise error

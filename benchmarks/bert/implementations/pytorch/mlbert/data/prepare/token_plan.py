@@ -7,19 +7,15 @@ from __future__ import annotations
 import resource
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from mlbert.data.formats.manifest import reading
-from mlbert.data.prepare.corpus_files import (
-    PLAIN_SUFFIXES,
-    UTF8,
-    CorpusSource,
-)
+from mlbert.data.prepare.corpus_files import PLAIN_SUFFIXES, UTF8, CorpusSource
 from mlbert.data.prepare.executor import Executor
-from mlbert.data.prepare.readable_sources import BadSources, piece_size, read_documents, together
+from mlbert.data.prepare.readable_sources import piece_size, read_texts, together
 from mlbert.data.prepare.token_chunks import (
     CHUNK_CHARACTERS,
     TOGETHER,
@@ -129,7 +125,8 @@ def _try_reading(
     times: list[float] = []
     started = time.monotonic()
     with executor.pool(partial(encode_documents, request.tokenizer), "the text") as encode:
-        texts = together(_texts(sources, piece_size(request.files)), TOGETHER)
+        read = read_texts(sources, piece_size(request.files), False)
+        texts = together((text for _, text in read), TOGETHER)
         for _, encoded in encode(texts):
             parts.append(encoded)
             times.append(time.monotonic())
@@ -144,14 +141,6 @@ def _try_reading(
     total = sum(one.counts.num_bytes for one in parts)
     seconds = max(1e-3, (times[-1] - begin) * total / max(1, later))
     return _Trial(parts, times[0] - started, seconds)
-
-
-def _texts(sources: Sequence[CorpusSource], piece: int) -> Iterator[str]:
-    bad: BadSources = {}
-    for _, text in read_documents(sources, piece, False, bad):
-        yield text
-    for error in bad.values():
-        raise error
 
 
 def _one_chunk(parts: Sequence[Encoded]) -> list[Encoded]:

@@ -175,6 +175,16 @@ class SourceSummary:
     cut: int = 0
     near: int = 0
 
+    @property
+    def dropped_share(self) -> float:
+        """Documents among all that are not trained on."""
+        return 1 - self.kept / max(1, self.counts.documents)
+
+    @property
+    def cut_share(self) -> float:
+        """Documents among those to train on that became several samples."""
+        return self.cut / max(1, self.kept)
+
 
 @dataclass(frozen=True)
 class PreparedTokens:
@@ -401,7 +411,7 @@ class _ShardWriter:
             "kept": int(np.count_nonzero(is_kept)),
             "pieces": pieces,
             "tokens": int(lengths[is_kept].sum()),
-            "cut": int(np.count_nonzero(lengths[is_kept] > frame.room)),
+            "cut": int(np.count_nonzero(lengths[is_kept] > frame.most_inside)),
             "near": int(lengths[is_near].sum()),
         }
 
@@ -512,7 +522,7 @@ def _facts(
         held_out_sequences=len(samples),
         held_out_tokens=num_held_out,
         near_repeats=near,
-        unknown_share=total.unknown / max(1, total.tokens),
+        unknown_share=total.unknown_share,
         held_out_unknown=unknown / max(1, num_held_out),
         inventory=[
             f"text: {total.characters:,} characters in {total.documents:,} documents, "

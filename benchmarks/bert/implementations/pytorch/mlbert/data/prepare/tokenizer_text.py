@@ -19,6 +19,7 @@ from mlbert.data.prepare.readable_sources import (
     BadSources,
     piece_size,
     read_documents,
+    read_texts,
     scan_readable,
 )
 from mlbert.host.errors import UserError
@@ -81,17 +82,14 @@ class TokenizerText:
         limit = int(self.share * (1 << DIGEST_BITS))
         num_bytes = sum(source.num_bytes for source in self.sources)
         scan = self._scan
-        bad: BadSources = {}
         with progress.task("training", num_bytes, "bytes") as advance:
-            for source, text in read_documents(self.sources, scan.piece, scan.is_cut, bad, advance):
+            for source, text in read_texts(self.sources, scan.piece, scan.is_cut, advance):
                 digest = text_digest(text)
                 held_out = self.groups[self._names[source.path]].held_out
                 if digest < limit and digest not in held_out:
                     counts.characters += len(text)
                     counts.documents += 1
                     yield text
-        for error in bad.values():  # the file changed since it was first read
-            raise error
 
 
 @dataclass
