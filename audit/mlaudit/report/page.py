@@ -248,6 +248,11 @@ def _without_controls(value: object) -> object:
     return type(value)(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", value))
 
 
+def _facts_table(facts: Mapping[str, object]) -> ReportTable:
+    rows = [[name, str(value)] for name, value in facts.items()]
+    return ReportTable(["what", "value"], rows, texts=2)
+
+
 def own_text_page(
     name: str,
     headline: tuple[str, str],
@@ -291,9 +296,7 @@ def own_text_page(
         headline=Headline(*headline, tiles),
         charts=[figure for figure in figures if figure is not None],
         guesses=ReportTable(["sentence", "word", "guesses"], guesses, texts=3),
-        facts=ReportTable(
-            ["what", "value"], [[key, str(value)] for key, value in facts.items()], texts=2
-        ),
+        facts=_facts_table(facts),
     )
 
 
@@ -323,7 +326,5 @@ def prepared_text_page(
         headline=Headline(*headline, tiles),
         warnings=warnings,
         sources=ReportTable(header, sources, texts=2),
-        facts=ReportTable(
-            ["what", "value"], [[key, str(value)] for key, value in facts.items()], texts=2
-        ),
+        facts=_facts_table(facts),
     )

@@ -368,13 +368,8 @@ class MlbertForMaskedLM(MlbertPreTrainedModel):
         )
         hidden = outputs.last_hidden_state
         logits = self.cls.predictions(hidden, self.get_input_embeddings().weight)
-        loss = (
-            None
-            if labels is None
-            else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-        )
         return MaskedLMOutput(
-            loss=loss,
+            loss=None if labels is None else _token_loss(logits.float(), labels),
             logits=logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
@@ -462,13 +457,8 @@ class MlbertForTokenClassification(MlbertPreTrainedModel):
         )
         hidden = outputs.last_hidden_state
         logits = self.classifier(F.dropout(hidden, self.config.hidden_dropout_prob, self.training))
-        loss = (
-            None
-            if labels is None
-            else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-        )
         return TokenClassifierOutput(
-            loss=loss,
+            loss=None if labels is None else _token_loss(logits.float(), labels),
             logits=logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
@@ -481,6 +471,10 @@ def _resized(rows: Tensor, size: int) -> Tensor:
     kept = min(size, len(rows))
     result[:kept] = rows[:kept]
     return result
+
+
+def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
