@@ -7,11 +7,6 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-python="${PYTHON:-}"
-if [[ -z "${python}" ]]; then
-    python=python3
-    [[ -x "${root}/.venv/bin/python" ]] && python="${root}/.venv/bin/python"
-fi
-export PYTHONPATH="${root}/benchmarks/bert/implementations/pytorch:${root}/tools${PYTHONPATH:+:${PYTHONPATH}}"
-export PYTHONUNBUFFERED=1
+# shellcheck source-path=SCRIPTDIR source=choose_python.sh
+source "${root}/tools/choose_python.sh"
 exec "${python}" -m site_check "$@"

@@ -1,4 +1,4 @@
-# Functions of all launchers. run.sub, run_with_docker.sh and run_multinode.sh source this after CONFIG_FILE is set.
+# Functions of all launchers. run.sub, run_with_docker.sh, run_with_apptainer.sh and run_multinode.sh source this after CONFIG_FILE is set.
 # shellcheck shell=bash disable=SC2034  # launchers use the variables
 
 system_dir="$(cd "$(dirname "${CONFIG_FILE}")" && pwd)"
@@ -236,4 +236,19 @@ conclude() {
         echo "error: ${target} belongs to another run; the log of this run stays in ${LOGDIR}." >&2
         failed=1
     fi
+}
+
+# Train the runs of this job on this machine and exit with the job's status. The words run a command in the container.
+train_on_this_machine() {
+    local i
+    "$@" "${launch_dir}/check_node.sh" || fail "the container lacks what a run needs; see above."
+    for i in "${experiments[@]}"; do
+        export CACHES_CLEARED=false
+        if enabled CLEAR_CACHES 1 && "${launch_dir}/drop_caches.sh"; then
+            CACHES_CLEARED=true
+        fi
+        train_on "${i}" "$(hostname)" "$@" "${launch_dir}/run_and_time.sh"
+    done
+    mlbert_once report "${LOGDIR}" || failed=1
+    exit "${failed}"
 }

@@ -26,13 +26,4 @@ choose_python
 choose_mounts
 choose_apptainer_command "${system_dir}"
 identify_image
-"${apptainer_command[@]}" "${launch_dir}/check_node.sh" || fail "the container lacks what a run needs; see above."
-for i in "${experiments[@]}"; do
-    export CACHES_CLEARED=false
-    if enabled CLEAR_CACHES 1 && "${launch_dir}/drop_caches.sh"; then
-        CACHES_CLEARED=true
-    fi
-    train_on "${i}" "$(hostname)" "${apptainer_command[@]}" "${launch_dir}/run_and_time.sh"
-done
-mlbert_once report "${LOGDIR}" || failed=1
-exit "${failed}"
+train_on_this_machine "${apptainer_command[@]}"

@@ -48,13 +48,4 @@ trap "docker container rm --force '${container}' >/dev/null" EXIT
 # The registry's digest, or the image's own if it was never pushed or pulled.
 MLBERT_IMAGE_DIGEST="$(docker image inspect --format '{{if .RepoDigests}}{{index .RepoDigests 0}}{{else}}{{.Id}}{{end}}' "${CONT}")"
 export MLBERT_IMAGE_DIGEST
-in_container "${launch_dir}/check_node.sh" || fail "the container lacks what a run needs; see above."
-for i in "${experiments[@]}"; do
-    export CACHES_CLEARED=false
-    if enabled CLEAR_CACHES 1 && "${launch_dir}/drop_caches.sh"; then
-        CACHES_CLEARED=true
-    fi
-    train_on "${i}" "$(hostname)" in_container "${launch_dir}/run_and_time.sh"
-done
-mlbert_once report "${LOGDIR}" || failed=1
-exit "${failed}"
+train_on_this_machine in_container
