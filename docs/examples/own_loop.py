@@ -39,7 +39,7 @@ def main(pretrained: str, out: str, steps: int, workers: int = 2) -> list[float]
         torch.set_rng_state(state["random"])
 
     losses = []
-    # With a generator of its own, a loader leaves that of dropout alone.
+    # With a separate generator, the loader does not change the one of dropout.
     loader = DataLoader(data, batch_size=None, num_workers=workers, generator=torch.Generator())
     for step, batch in enumerate(loader, start=data.first_step + 1):
         loss = model(batch).loss

@@ -110,8 +110,8 @@ def test_what_is_refused(
     assert_fails(["pretrain", ids, *out, *named], "data.format", ids)
     train = ids / "train"
     assert_fails(["pretrain", train, *out, *phase, *named], "config.missing", train)
-    told = f"the prepared set {ids}"
-    assert_fails(["pretrain", ids, *out, *phase, *named, "--skip-bad"], "config.conflict", told)
+    words = f"the prepared set {ids}"
+    assert_fails(["pretrain", ids, *out, *phase, *named, "--skip-bad"], "config.conflict", words)
     output = pretrain(ids, "--dry-run", *phase, *named)
     assert output.startswith("sets: 400 texts to train on")
     pretrain(ids, *out, *phase, *named)

@@ -261,7 +261,7 @@ class Program:
         return FAILED if missing else SUCCEEDED
 
     def _end(self, job: GlueJob) -> None:
-        """Read a finished job's metrics, and remove the weights that nobody needs any more."""
+        """Read a finished job's metrics, and remove the weights that no other job needs."""
         self._metrics[job] = last_evaluation(self._folder(job) / "run_0")
         shutil.rmtree(self._folder(job) / "run_0" / "best", ignore_errors=True)  # weights, too
         start = self._start_of_waiting()

@@ -171,7 +171,7 @@ class _Files:
         """Content of the tokenizer.json, or None."""
         return None if self.fast_file is None else read_json(self.fast_file, _RESTORE_JSON)
 
-    def beside(self, name: str) -> dict[str, Any]:
+    def companion(self, name: str) -> dict[str, Any]:
         """Return the content of a file next to the vocabulary, empty without one."""
         path = self.file.with_name(name)
         return read_json(path, _RESTORE) if path.is_file() else {}
@@ -337,8 +337,8 @@ def _read_library(files: _Files) -> TokenizerFiles | None:
     names = add_tokens_of_files(
         library,
         config,
-        files.beside(_SPECIAL_TOKENS_MAP),
-        files.beside(_ADDED_TOKENS),
+        files.companion(_SPECIAL_TOKENS_MAP),
+        files.companion(_ADDED_TOKENS),
         (config_file, file.with_name(_ADDED_TOKENS)),
     )
     if is_bert:
@@ -726,10 +726,10 @@ def _check_special_tokens(
 def _check_added_tokens(files: _Files, vocabulary: Mapping[str, int]) -> None:
     """Raise _NotPlain if a file next to a vocabulary has tokens other than BERT's."""
     added = files.file.with_name(_ADDED_TOKENS)
-    for token, number in files.beside(_ADDED_TOKENS).items():
+    for token, number in files.companion(_ADDED_TOKENS).items():
         _check_added(added, token, number, vocabulary)
     special = files.file.with_name(_SPECIAL_TOKENS_MAP)
-    _check_special_tokens(files.beside(_SPECIAL_TOKENS_MAP), special, vocabulary)
+    _check_special_tokens(files.companion(_SPECIAL_TOKENS_MAP), special, vocabulary)
 
 
 def _check_added(file: Path, token: object, number: object, vocabulary: Mapping[str, int]) -> None:

@@ -1,8 +1,8 @@
 """Write a folder that gives one vector for a text: ``mlbert export --to sentence-transformers``.
 
 The folder has the files of sentence-transformers' models, which text-embeddings-inference, vLLM and
-llama.cpp's converter read, too: the encoder without a head, by the names of its own class, and how
-its last hidden states are pooled: the mean of all tokens.
+llama.cpp's converter read, too: the encoder without a head, with the tensor names of its class, and
+how its last hidden states are pooled: the mean of all tokens.
 
 The configuration is ours, not one that `transformers` saved: version 5 leaves out values of a
 ModernBERT that other programs require.

@@ -51,7 +51,7 @@ class PreparedSets:
     facts: Facts | None
 
     def identity(self, tokenizer: Tokenizer) -> list[str]:
-        """Return what tells the sets from others; reads only their indices.
+        """Return what distinguishes the sets from others; reads only their indices.
 
         Raises UserError if one is missing, has no texts, or has tokens of another tokenizer.
         """

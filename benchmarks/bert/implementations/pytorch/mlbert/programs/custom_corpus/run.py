@@ -385,9 +385,8 @@ class CorpusRun:
         if notes is not None:
             self._compare(notes["asked"])
         if summary is not None and self._is_complete(summary):
-            if (
-                not self._folder.report.exists()
-            ):  # the last call was interrupted while writing the model
+            # Without a report, the last call was interrupted while it wrote the model.
+            if not self._folder.report.exists():
                 self._facts = self._prepare_text(self._plan(notes))
                 self.finish()
             for line in self._complete_words(summary):
