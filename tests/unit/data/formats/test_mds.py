@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import sys
+import tracemalloc
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 
 from damaged_mds import COLUMNS, change_index, change_shard, write_set
 from mds_samples import write_samples
+from mlbert.data.formats import mds_index
 from mlbert.data.formats.mds import MdsReader, MdsWriter, compression_level
+from mlbert.data.formats.mds_index import open_index
 from user_errors import user_error
 
 ASSETS = Path(__file__).parents[3] / "assets/mds"
@@ -227,6 +230,64 @@ def test_a_sample_of_four_gigabytes_is_refused(tmp_path):
         writer.write({"a": range(most - 9), "b": bytes(10)})
     with pytest.raises(TypeError):  # is stored, if it can be
         writer.write({"a": range(most - 10), "b": bytes(10)})
+
+
+def long_index(folder: Path, num_shards: int) -> Path:
+    """Write an index with many entries, of shards that do not exist."""
+    index = json.loads((folder / "index.json").read_bytes())
+    entry = json.dumps(index["shards"][0])
+    with (folder / "index.json").open("w") as file:
+        file.write('{"version": 2, "shards": [')
+        for number in range(num_shards):
+            file.write("," * bool(number) + entry.replace("shard.00000", f"shard.{number:05d}"))
+        file.write("]}")
+    return folder / "index.json"
+
+
+def test_entries_of_an_index_stay_in_the_file(tmp_path):
+    folder = write_samples(tmp_path / "set", {"text": "str"}, [{"text": "one"}])
+    path = long_index(folder, 20_000)
+    tracemalloc.start()
+    try:
+        index = open_index(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10e6, "each entry would take some kilobytes"
+    assert len(index.shards) == 20_000
+    assert [shard.raw.name for shard in index.shards] == [
+        f"shard.{number:05d}.mds" for number in range(20_000)
+    ]
+    assert index.num_samples.tolist() == [1] * 20_000
+    assert index.shards.has_name("shard.19999.mds")
+    assert not index.shards.has_name("shard.20000.mds")
+    assert index.identity == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_checks_of_a_large_index_are_kept(tmp_path, own_cache, monkeypatch):
+    monkeypatch.setattr(mds_index, "_CACHED_BYTES", 1)
+    folder = write_samples(
+        tmp_path / "set", {"text": "str"}, [{"text": "one"}], vocabulary_sha256="0" * 64
+    )
+    path = folder / "index.json"
+    first = open_index(path)
+    monkeypatch.setattr(mds_index, "parse_long_object", None)  # a second reading would fail
+    again = open_index(path)
+    assert again.columns == first.columns
+    assert again.identity == first.identity
+    assert again.vocabulary_sha256 == first.vocabulary_sha256 == "0" * 64
+    assert list(again.shards) == list(first.shards)
+    monkeypatch.undo()
+    path.write_text(path.read_text().replace("shard.00000", "shard.00001"))
+    assert open_index(path).shards[0].raw.name == "shard.00001.mds"
+
+
+def test_two_shards_have_the_same_name(tmp_path):
+    folder = write_samples(tmp_path / "set", {"text": "str"}, [{"text": "one"}])
+    path = long_index(folder, 200)
+    path.write_text(path.read_text().replace("shard.00150", "shard.00020"))
+    with user_error("data.damaged", path):
+        open_index(path)
 
 
 def test_an_index_may_be_larger_than_other_files(tmp_path):

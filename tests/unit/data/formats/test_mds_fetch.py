@@ -19,6 +19,7 @@ import pytest
 
 from file_limits import largest_file
 from mds_samples import write_samples
+from mlbert.data.formats import mds_files
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.mds_files import decompressed, locked
 from mlbert.host import files
@@ -212,6 +213,17 @@ def test_processes_share_a_cache(server, cache):
         )
     assert server.requests == {"index.json": 3, **ONCE}
     assert not list(cache.glob("*.tmp"))
+
+
+def test_a_long_index_is_fetched_and_compared_in_pieces(server, remote, cache, monkeypatch):
+    monkeypatch.setattr(mds_files, "_INDEX_AT_ONCE", 100)
+    assert numbers(MdsReader(server.url, cache)) == list(range(60))
+    assert (cache / "index.json").read_bytes() == (remote / "index.json").read_bytes()
+    assert numbers(MdsReader(server.url, cache)) == list(range(60))
+    with (remote / "index.json").open("ab") as file:
+        file.write(b" ")
+    with user_error("data.mixed", cache):
+        MdsReader(server.url, cache)
 
 
 def test_threads_share_a_reader(server, cache):

@@ -93,12 +93,12 @@ def test_what_a_process_holds_and_foreign_files_stay(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
     )
     assert holder.stdout.readline() == b"1\n"
-    limit = CacheLimit(3 * 4096, [(tmp_path / "cache", [path.name for path in paths])])
+    limit = CacheLimit(3 * 4096, [(tmp_path / "cache", {path.name for path in paths}.__contains__)])
     limit.trim()
     left = sorted(path.name for path in (tmp_path / "cache").glob("*.mds"))
     assert left == ["notes.mds", *(paths[number].name for number in (1, 8, 9))]
     holder.communicate()
-    CacheLimit(2 * 4096, [(tmp_path / "cache", [path.name for path in paths])]).trim()
+    CacheLimit(2 * 4096, [(tmp_path / "cache", {path.name for path in paths}.__contains__)]).trim()
     assert sorted(path.name for path in (tmp_path / "cache").glob("shard*")) == [
         paths[8].name,
         paths[9].name,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,21 +85,21 @@ class CacheLimit:
 
     Args:
         most_bytes: of all files of these caches.
-        caches: each folder and the names of its shards, which may be deleted; with the names of
-            their tokens.
+        caches: each folder, and what says whether a name is that of a shard, which may be deleted;
+            as may be the file of its tokens.
         warn: called once, with one line, if the files in use are more than the limit.
     """
 
     def __init__(
         self,
         most_bytes: int,
-        caches: Sequence[tuple[Path, Iterable[str]]],
+        caches: Sequence[tuple[Path, Callable[[str], bool]]],
         warn: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.most_bytes = most_bytes
         # What each process keeps mapped of a set's shards, and of all tokens.
         self.open_bytes = most_bytes // _OPEN_SHARES
-        self._shards = {folder: frozenset(names) for folder, names in caches}
+        self._is_shard = dict(caches)
         self._warn = warn
         self._has_warned = False
 
@@ -107,7 +107,7 @@ class CacheLimit:
         """Delete files, those first that were not used for longest, until the rest is within the
         limit. One process does it at a time.
         """
-        folders = list(self._shards)
+        folders = list(self._is_shard)
         try:
             with locked(folders[0] / _LOCK):
                 self._trim(folders)
@@ -145,4 +145,4 @@ class CacheLimit:
         first, _, rest = name.partition("/")
         if first.startswith("tokens-") and rest.endswith(TOKENS_SUFFIX):
             name = rest.removesuffix(TOKENS_SUFFIX)
-        return name in self._shards[folder]
+        return self._is_shard[folder](name)

@@ -2,7 +2,7 @@
 
 A shard is uint32 n, uint32 [n+1] offsets of the samples in the file, JSON settings, and the
 samples. A sample is the uint32 sizes of the columns without a fixed size, then the values of all
-columns. Everything is little-endian. `mlbert.data.formats.mds_files` parses the index.
+columns. Everything is little-endian. `mlbert.data.formats.mds_index` reads the index.
 
 The reader maps shards into memory and returns samples in any order. It decodes text; other values
 stay bytes, and pickled ones are never loaded. The writer produces the same bytes as MosaicML
@@ -14,9 +14,7 @@ Legend: N samples, F shards.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import hashlib
 import json
 import struct
 from collections import OrderedDict
@@ -43,8 +41,8 @@ from mlbert.data.formats.mds_files import (
     VERSION,
     FileInfo,
     ShardInfo,
-    parse_index,
 )
+from mlbert.data.formats.mds_index import open_index
 from mlbert.data.formats.mds_tokens import encode_array
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host.errors import UserError
@@ -83,21 +81,17 @@ class MdsReader:
         self._folder = local_path(self._remote)
         if self._folder is not None:
             check_folder(self._folder, f"Give a folder with {INDEX}, or its address", folder)
-        raw = (
-            self._read_index()
-            if cache is None
-            else mds_files.fetch_index(self._remote, Path(cache))
+        path = (
+            self._own_index() if cache is None else mds_files.fetch_index(self._remote, Path(cache))
         )
-        index = parse_index(f"{self._remote.rstrip('/')}/{INDEX}", raw)
+        index = open_index(path, f"{self._remote.rstrip('/')}/{INDEX}")
         self.columns = {column.name: column.encoding for column in index.columns}
         self.shards = index.shards
         self.vocabulary_sha256 = index.vocabulary_sha256
-        self.identity = hashlib.sha256(raw).hexdigest()
+        self.identity = index.identity
         self.cache = mds_files.cache_of(self.identity) if cache is None else Path(cache)
-        self.shard_sizes: np.ndarray = np.array(
-            [shard.num_samples for shard in index.shards], np.int64
-        )
-        self._first: list[int] = offsets_of(self.shard_sizes).tolist()
+        self.shard_sizes = index.num_samples
+        self._first = offsets_of(self.shard_sizes)
         self._layout = index.columns
         self._sizes = struct.Struct(f"<{sum(column.size is None for column in self._layout)}I")
         self._opened: OrderedDict[int, _Shard] = OrderedDict()
@@ -112,7 +106,7 @@ class MdsReader:
 
     def __len__(self) -> int:
         """Return the number of samples (N)."""
-        return self._first[-1]
+        return int(self._first[-1])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return the values of sample ``index`` (0 to N - 1) by column name: str of text, bytes of
@@ -121,9 +115,9 @@ class MdsReader:
         """
         if not 0 <= index < len(self):
             raise IndexError(index)
-        number = bisect.bisect_right(self._first, index) - 1
+        number = int(np.searchsorted(self._first, index, side="right")) - 1
         shard = self._shard(number)
-        place = int(index) - self._first[number]
+        place = int(index - self._first[number])
         try:
             return self._decode(shard.sample(place))
         except ValueError as error:
@@ -175,7 +169,7 @@ class MdsReader:
         """Return True if shard ``number`` was read before, so that reading it does not fetch it."""
         return number in self._opened
 
-    def _read_index(self) -> bytes:
+    def _own_index(self) -> Path:
         if self._folder is None:
             raise UserError(
                 "config.conflict",
@@ -183,7 +177,7 @@ class MdsReader:
                 "is on another machine",
                 "Give a cache folder on this one",
             )
-        return mds_files.read_index(self._folder / INDEX)
+        return self._folder / INDEX
 
     def _shard(self, number: int) -> _Shard:
         if self._limit is not None:

@@ -1,4 +1,4 @@
-"""Files of an MDS set: the index, and shards verified against it, decompressed,
+"""Files of an MDS set: the index, and shards verified against its entries, decompressed,
 and fetched to a cache folder.
 
 The cache folder of a set elsewhere has index.json and the uncompressed shards under the names of
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO
 from urllib.parse import quote
 
 import numpy as np
@@ -28,10 +28,17 @@ from pydantic import AfterValidator, Field
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.manifest import make_folder
 from mlbert.host.errors import UserError, import_package
-from mlbert.host.files import local_path, read_address, read_plain, write_atomically
-from mlbert.host.json_files import parse_object
+from mlbert.host.files import (
+    fetch_file,
+    local_path,
+    open_plain,
+    read_address,
+    read_pieces,
+    reading,
+    write_atomically,
+)
 from mlbert.host.native import cache_folder
-from mlbert.host.schema import Count, Document, Sha256, parse_model
+from mlbert.host.schema import Count, Document
 
 INDEX = "index.json"
 FORMAT = "mds"
@@ -43,7 +50,7 @@ INT = "int"  # 64 bits
 INT_BYTES = 8
 XXHASH = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
 RESTORE = "Restore the file, or write the set again"
-_MOST_INDEX_BYTES = 4 << 30  # of ten million shards; larger files are not indices
+_INDEX_AT_ONCE = 1 << 26  # bytes of an index that one request reads
 
 
 def checksum(algorithm: str, content: Any) -> str:
@@ -98,97 +105,6 @@ class ShardInfo(Document):
         return self.zipped if self.zipped and not (folder / self.raw.name).exists() else self.raw
 
 
-class _ShardFormat(Document):
-    format: str
-    version: int
-
-
-class _Formats(Document):
-    shards: list[_ShardFormat]
-
-
-class _Index(Document):
-    shards: list[ShardInfo]
-    vocabulary_sha256: Sha256 | None = None
-
-
-class Column(NamedTuple):
-    """A column of every sample."""
-
-    name: str
-    encoding: str
-    size: int | None  # bytes of every value; None if it varies
-
-
-class MdsIndex(NamedTuple):
-    """The contents of index.json."""
-
-    columns: list[Column]  # in the order in a sample
-    shards: list[ShardInfo]
-    vocabulary_sha256: str | None  # of the vocabulary of a set of tokens, if the set records it
-
-
-def read_index(path: Path) -> bytes:
-    """Return the content of an index.json.
-
-    Raises UserError if it cannot be read, or is larger than any index.
-    """
-    return read_plain(path, RESTORE, _MOST_INDEX_BYTES)
-
-
-def parse_index(path: Path | str, raw: bytes) -> MdsIndex:
-    """Parse an index; ``path`` is for messages.
-
-    Raises UserError if it is inconsistent, not the index of an MDS set of version 2.
-    """
-    document = parse_object(path, raw, RESTORE)
-    formats = {
-        (shard.format, shard.version)
-        for shard in parse_model(_Formats, document, path, RESTORE).shards
-    }
-    if not formats:
-        raise UserError("data.empty", path, "lists no shard", RESTORE)
-    if formats != {(FORMAT, VERSION)}:
-        found = ", ".join(f"{name} version {version}" for name, version in sorted(formats))
-        problem = f"has shards of {found}; {FORMAT} version {VERSION} is read"
-        raise UserError("data.format", path, problem, "Write the set again")
-    index = parse_model(_Index, document, path, RESTORE)
-    shards = index.shards
-    layouts = [(shard.column_names, shard.column_encodings, shard.column_sizes) for shard in shards]
-    if any(layout != layouts[0] for layout in layouts):
-        raise UserError(
-            "data.mixed", path, "has shards with different columns", "Keep one set in a folder"
-        )
-    kinds = {shard.compression or "zstd" for shard in shards}
-    if others := {kind for kind in kinds if kind.partition(":")[0] != "zstd"}:
-        remedy = "Write the set again with zstd, or decompress it with MosaicML Streaming"
-        raise UserError(
-            "data.format", path, f"has shards compressed as {', '.join(sorted(others))}", remedy
-        )
-    names = [file.name for shard in shards for file in (shard.raw, shard.zipped) if file]
-    if len(set(names)) != len(names):
-        raise UserError("data.damaged", path, "lists a shard twice", RESTORE)
-    if any(bool(shard.compression) != bool(shard.zipped) for shard in shards):
-        raise UserError(
-            "data.damaged",
-            path,
-            "has a compression without zip_data, or zip_data without it",
-            RESTORE,
-        )
-    columns = layouts[0][0]
-    if (
-        not columns
-        or len(set(columns)) != len(columns)
-        or len({len(part) for part in layouts[0]}) != 1
-    ):
-        raise UserError("data.damaged", path, "has columns that do not fit each other", RESTORE)
-    return MdsIndex(
-        [Column(*column) for column in zip(*layouts[0], strict=True)],
-        shards,
-        index.vocabulary_sha256,
-    )
-
-
 def zstandard_module() -> ModuleType:
     """Return the module zstandard. Raises UserError if it is not installed."""
     return import_package("zstandard", "compression zstd", "streaming")
@@ -240,22 +156,50 @@ def other_disk(folder: Path) -> str:
     return "keep the local copy of the data on another disk"
 
 
-def fetch_index(remote: str, cache: Path) -> bytes:
-    """Return index.json of a set and store it in the cache folder.
+def fetch_index(remote: str, cache: Path) -> Path:
+    """Return the path of a copy of a set's index.json in the cache folder.
+
+    An object of a store takes one request if it is shorter than 64 MiB.
 
     Raises UserError if it cannot be fetched, or if the folder has another set or cannot be written.
     """
-    raw = read_address(address(remote, INDEX))
+    url = address(remote, INDEX)
+    head = read_address(url, _INDEX_AT_ONCE)
+    is_all = len(head) < _INDEX_AT_ONCE
     make_folder(cache)
     path = cache / INDEX
     if not path.exists():
         with locked(path):
             if not path.exists():  # another process may have written it in the meantime
-                write_atomically(path, raw)
-    if read_index(path) != raw:
+                if is_all:
+                    write_atomically(path, head)
+                else:
+                    fetch_file(url, path)
+    if not (_has_content(path, head) if is_all else _is_copy(path, url)):
         reason = f"holds a different data set, not that of {remote}"
         raise UserError("data.mixed", cache, reason, "Choose another cache folder")
-    return raw
+    return path
+
+
+def _has_content(path: Path, content: bytes) -> bool:
+    """Return True if a file has exactly this content. Raises UserError if it cannot be read."""
+    with reading(path, RESTORE), open_plain(path) as file:
+        return file.read(len(content) + 1) == content
+
+
+def _is_copy(path: Path, url: str) -> bool:
+    """Return True if a file has exactly the content at an address, comparing it in pieces.
+
+    Raises UserError if one of them cannot be read.
+    """
+    end = 0
+    with reading(path, RESTORE), open_plain(path) as file:
+        for piece in read_pieces(url):
+            file.seek(piece.offset)
+            if file.read(len(piece.content)) != piece.content:
+                return False
+            end = piece.offset + len(piece.content)
+    return path.stat().st_size == end
 
 
 def cached_shard(remote: str, cache: Path, shard: ShardInfo) -> Path:

@@ -26,9 +26,7 @@ B bytes of a sample.
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -40,7 +38,8 @@ from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import IndexCache
 from mlbert.data.formats.manifest import reading
 from mlbert.data.formats.mds import UINT32
-from mlbert.data.formats.mds_files import BYTES, INDEX, RESTORE, MdsIndex, ShardInfo, parse_index
+from mlbert.data.formats.mds_files import BYTES, INDEX, RESTORE, ShardInfo
+from mlbert.data.formats.mds_index import MdsIndex, ShardTable, open_index
 from mlbert.data.formats.padded import MAX_ID, NAMES, Widths, column_problems, without_padding
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.host.errors import UserError
@@ -68,15 +67,15 @@ def describe(folder: Path, most: Widths | None = None) -> StoreInfo:
     of a sample, no shard is read. Raises UserError if the index is damaged or has other columns, or
     if the first shard is missing.
     """
-    index, identity = read_index(folder)
+    index = read_index(folder)
     widths = most or _widths(folder, index.shards[0])
     return StoreInfo(
         folder=Path(folder),
         kind="mds",
-        identity=identity,
+        identity=index.identity,
         max_seq_length=widths.max_seq_length,
         max_predictions=widths.max_predictions,
-        num_sequences=sum(shard.num_samples for shard in index.shards),
+        num_sequences=int(index.num_samples.sum()),
     )
 
 
@@ -94,13 +93,14 @@ class MdsSamples(IndexedStore):
         self.info = describe(folder)
         self._sizes = _sizes_of(Widths(self.info.max_seq_length, self.info.max_predictions))
         self._num_bytes = _HEAD + int(self._sizes.sum())  # of a sample (B)
-        shards = read_index(folder)[0].shards
+        index = read_index(folder)
+        shards = index.shards
         with ThreadPoolExecutor(_THREADS) as pool:
             self._paths = list(
                 pool.map(lambda shard: _unpacked(folder, shard, self.info.identity), shards)
             )
         self._map = FileMap(self._paths)
-        self._first = offsets_of([shard.num_samples for shard in shards])
+        self._first = offsets_of(index.num_samples)
         self._rows = self._map.view(np.dtype((np.void, self._num_bytes)))
         # The samples are at the end of a shard, after offsets and JSON of varying length.
         self._places = self._map.ends - np.diff(self._first) * self._num_bytes
@@ -155,7 +155,7 @@ class MdsSamples(IndexedStore):
         shard = int(np.searchsorted(self._first, index, side="right")) - 1
         return shard, index - int(self._first[shard])
 
-    def _load_lengths(self, shards: Sequence[ShardInfo]) -> np.ndarray:
+    def _load_lengths(self, shards: ShardTable) -> np.ndarray:
         """Return uint16 [N] from the cache, or compute it in several threads while verifying the
         shards.
         """
@@ -201,11 +201,10 @@ class MdsSamples(IndexedStore):
 open_folder = MdsSamples  # as in the other formats
 
 
-def read_index(folder: Path) -> tuple[MdsIndex, str]:
-    """Return the index and its SHA-256. Raises UserError if it is damaged or has other columns."""
+def read_index(folder: Path) -> MdsIndex:
+    """Return the index of a folder. Raises UserError if it is damaged or has other columns."""
     path = Path(folder) / INDEX
-    raw = mds_files.read_index(path)
-    index = parse_index(path, raw)
+    index = open_index(path)
     if {(column.name, column.encoding, column.size) for column in index.columns} != {
         (c, BYTES, None) for c in COLUMNS
     }:
@@ -213,7 +212,7 @@ def read_index(folder: Path) -> tuple[MdsIndex, str]:
         reason = f"holds columns {found}, and no masked samples"
         remedy = f"Samples have {', '.join(COLUMNS)}, all as bytes; text needs another recipe"
         raise UserError("data.columns", path, reason, remedy)
-    return index, hashlib.sha256(raw).hexdigest()
+    return index
 
 
 def _widths(folder: Path, shard: ShardInfo) -> Widths:

@@ -221,22 +221,17 @@ class TokenShards:
         self.is_text = column == TEXT
         self._pad_id = tokenizer.pad_id if column == INPUT_IDS else None
         self.first = offsets_of(np.concatenate([reader.shard_sizes for reader in readers]))
-        first = offsets_of([len(reader) for reader in readers]).tolist()
-        # For each shard its set, its number in the set, and the number of the set's first text.
-        self._places = [
-            (reader, place, start)
-            for reader, start in zip(readers, first, strict=False)
-            for place in range(len(reader.shards))
-        ]
+        self._readers = readers
+        # The number of each set's first text, and of its first shard.
+        self._first_text = offsets_of([len(reader) for reader in readers]).tolist()
+        self._first_shard = offsets_of([len(reader.shards) for reader in readers]).tolist()
         self._folder = f"tokens-{hashlib.sha256(tokenizer.identity.encode()).hexdigest()[:16]}"
         self._decoders: dict[int, Decoder] = {}  # of the token ids of each shard
         self._per_thread = threading.local()
         self._shards: OrderedDict[int, ShardTokens] = OrderedDict()
         self._limit: CacheLimit | None = None
         if most_bytes is not None:
-            caches = [
-                (reader.cache, [shard.raw.name for shard in reader.shards]) for reader in readers
-            ]
+            caches = [(reader.cache, reader.shards.has_name) for reader in readers]
             self._limit = CacheLimit(most_bytes, caches, warn)
             for reader in readers:
                 reader.limit_cache(self._limit)
@@ -248,6 +243,13 @@ class TokenShards:
         self._loose: OrderedDict[int, np.ndarray] = OrderedDict()
         self._loose_lock = threading.Lock()
 
+    def _place(self, number: int) -> tuple[MdsReader, int, int]:
+        """Return the set of a shard, its number in the set, and the number of the set's first
+        text.
+        """
+        of = bisect.bisect_right(self._first_shard, number) - 1
+        return self._readers[of], number - self._first_shard[of], self._first_text[of]
+
     def shards_of(self, texts: np.ndarray) -> np.ndarray:
         """Return the shards (int64 [k]) of texts (int [k])."""
         return np.searchsorted(self.first, texts, side="right") - 1
@@ -257,7 +259,7 @@ class TokenShards:
         found = self._known(number)
         if found is not None:
             return found
-        reader, place, _ = self._places[number]
+        reader, place, _ = self._place(number)
         if reader.is_open(place):
             found = self._stored(number)
         if found is None:
@@ -314,7 +316,7 @@ class TokenShards:
         """Return a shard's tokens as they are stored; None if they are not arrays, or damaged."""
         if self.is_text or number in self._decoded_shards:
             return None
-        reader, place, _ = self._places[number]
+        reader, place, _ = self._place(number)
         found = stored_tokens(reader, place, self._column, self._pad_id)
         if found is None:
             self._decoded_shards.add(number)
@@ -413,14 +415,14 @@ class TokenShards:
         return _MAGICS[self._dtype.itemsize]
 
     def _name(self, number: int) -> str:
-        reader, place, _ = self._places[number]
+        reader, place, _ = self._place(number)
         return reader.shards[place].raw.name
 
     def _path(self, number: int) -> Path:
-        return self._places[number][0].cache / self._folder / f"{self._name(number)}{TOKENS_SUFFIX}"
+        return self._place(number)[0].cache / self._folder / f"{self._name(number)}{TOKENS_SUFFIX}"
 
     def _identity(self, number: int) -> bytes:
-        reader, place, _ = self._places[number]
+        reader, place, _ = self._place(number)
         parts = (
             reader.identity,
             self._name(number),
@@ -465,7 +467,7 @@ class TokenShards:
         text. Return None if there are other columns, or a sample is damaged; reading it
         individually raises the error.
         """
-        reader, place, _ = self._places[number]
+        reader, place, _ = self._place(number)
         if len(reader.columns) > 1:
             return None
         samples, starts = reader.shard_bytes(place)
@@ -489,7 +491,7 @@ class TokenShards:
 
     def _value(self, text: int) -> Any:
         """Return the text, or its tokens as stored."""
-        reader, _, first = self._places[bisect.bisect_right(self.first, text) - 1]
+        reader, _, first = self._place(bisect.bisect_right(self.first, text) - 1)
         return reader[text - first][self._column]
 
     def _tokenizer_of_thread(self) -> Tokenizer:
@@ -526,7 +528,7 @@ class TokenShards:
         number = bisect.bisect_right(self.first, text) - 1
         decode = self._decoders.get(number)
         if decode is None:
-            reader, _, _ = self._places[number]
+            reader, _, _ = self._place(number)
             first, end = self.first[number : number + 2].tolist()
             values = [self._value(one) for one in range(first, min(end, first + _FIRST_SAMPLES))]
             decode = self._decoders[number] = decoder_of(reader.columns[self._column], values)

@@ -310,7 +310,7 @@ def _check_mds(job: FileJob, tally: _Tally) -> None:
     Samples are read only if the files match the index.
     """
     folder = job.path.parent
-    for shard in mds_samples.read_index(folder)[0].shards:
+    for shard in mds_samples.read_index(folder).shards:
         stored = [
             file for file in (shard.raw, shard.zipped) if file and (folder / file.name).exists()
         ]
