@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +19,16 @@ import torch
 import tokenizer_kinds
 from labeled_texts import OTHER, PLACES, sentences, write_csv
 from mlbert.data.formats.tagged_words import read_tagged, read_task
-from mlbert.data.formats.tasks import TaskForm, read_texts
+from mlbert.data.formats.tasks import TaskForm, TaskRows, read_texts
 from mlbert.distributed.world import World
 from mlbert.host.console import standard_output
-from mlbert.models.task_model import predict, read_card
+from mlbert.models.task_model import TaskCard, predict, read_card, write_predictions
 from mlbert.programs import custom_task
 from mlbert.programs.task_folder import new_folder
 from mlbert.programs.task_guess import find_form
 from mlbert.training import loop
 from programs import RunMlbert
+from user_errors import user_error
 
 FAST = 1e-2 * 32  # rate times hidden size: these rows are learnt in few steps
 
@@ -355,6 +357,65 @@ def test_rows_without_a_label_and_the_only_column_left(
     assert "text comment; label colour of it (3 classes" in out
     assert "class weights: " in out
     assert "Glyph" not in out + err
+
+
+def test_labels_that_are_not_numbers_are_listed_or_left_out(tmp_path: Path) -> None:
+    """A few words among prices do not make classes of them."""
+    rows = [[text, f"{number / 4}"] for number, (text, _) in enumerate(sentences(60))]
+    rows[3][1] = "n/a"
+    rows[40][1] = "1e99"
+    train = write_csv(tmp_path / "train.csv", ["text", "price"], *rows)
+    form = find_form(train, None, None, None)
+    assert form.num_labels == 1
+    with user_error("data.labels", train) as error:
+        read_task(train, form)
+    assert "lines 5, 42 have labels that are not finite numbers, the first 'n/a'" in str(
+        error.value
+    )
+    kept = read_task(train, replace(form, skip_bad=True))
+    assert (len(kept), kept.left_out) == (58, 2)
+    assert "n/a" not in kept.texts[0]
+    assert kept.labels.tolist() == [n / 4 for n in range(60) if n not in (3, 40)]
+    assert kept.lines == tuple(n + 2 for n in range(60) if n not in (3, 40))
+
+
+def test_columns_of_0_and_1_without_a_value(tmp_path: Path) -> None:
+    rows = [[text, *(int(k in kinds) for k in PLACES)] for text, kinds in texts_with_sets(20)]
+    rows[2][1] = rows[9][3] = ""
+    train = write_csv(tmp_path / "train.csv", ["text", *PLACES], *rows)
+    form = find_form(train, None, ",".join(PLACES), None)
+    with user_error("data.row", train) as error:
+        read_task(train, form)
+    assert "lines 4, 11 have no label" in str(error.value)
+    kept = read_task(train, replace(form, skip_bad=True))
+    assert kept.texts[0] == [row[0] for number, row in enumerate(rows) if number not in (2, 9)]
+
+
+@pytest.mark.parametrize("name", ["prediction", "row", "label"])
+def test_a_text_column_is_not_overwritten(tmp_path: Path, name: str) -> None:
+    texts = ["a river", "the sun"]
+    card = TaskCard(text_columns=(name,), label_column="kind", classes=("x", "y"), max_seq_length=8)
+    part = TaskRows(tmp_path / "rows.csv", (texts,), np.array([0, 1], np.float32), ("x", "y"), "")
+    write_predictions(tmp_path / "out.csv", [part], [("y", 0.75), ("x", 0.5)], card)
+    with (tmp_path / "out.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line[f"{name}_"] for line in lines] == texts
+    found = [(line["row"], line["label"], line["prediction"]) for line in lines]
+    assert found == [("1", "x", "y"), ("2", "y", "x")]
+
+
+@pytest.mark.parametrize("kind", ["numbers", "labels", "words"])
+def test_class_weights_need_one_class_a_row(
+    small_models: Path, tmp_path: Path, assert_fails, kind: str
+) -> None:
+    train = write_conll(tmp_path / "train.conll", 10)
+    if kind != "words":
+        label = "a|b" if kind == "labels" else "1.5"
+        rows = [[text, label] for text, _ in sentences(20)]
+        train = write_csv(tmp_path / "train.csv", ["text", "label"], *rows)
+    words = ["--from", small_models / "model", "--train", train, "--out", tmp_path / "out"]
+    assert_fails(["finetune", *words, "--class-weights"], "config.conflict", "--class-weights")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

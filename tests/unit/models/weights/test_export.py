@@ -107,6 +107,24 @@ def test_hugging_face_reads_its_copy(tmp_path, model, kind):
         assert sum(p.numel() for p in model.parameters()) == model.config.num_parameters
 
 
+def test_a_published_card_names_no_folder_and_no_machine(tmp_path):
+    facts = {
+        "command": "/home/ada/mlbert finetune --from '/home/ada/my model' --out=/home/ada/x a=b",
+        "train_data": Path("/home/ada/rows.csv"),
+        "hosts": ["ada-laptop"],
+    }
+    shape = dataclasses.replace(ROTARY, tie_word_embeddings=True, classifier_pooling="mean")
+    model = BertForSequenceClassification(shape, 3)
+    write_weights(randomize(model), tmp_path, facts, None, ["x", "y", "z"])
+    card = (tmp_path / "huggingface/README.md").read_text()
+    assert "# ModernBertForSequenceClassification" in card
+    assert "pipeline_tag: text-classification" in card
+    assert "| command | mlbert finetune --from 'my model' --out=x a=b |" in card
+    assert "| train_data | rows.csv |" in card
+    assert "Labels: x, y, z." in card
+    assert "ada" not in card
+
+
 @pytest.mark.parametrize("shape", [MOSAIC, dataclasses.replace(ROTARY, tie_word_embeddings=True)])
 def test_a_shape_of_ours_is_trained_by_transformers(tmp_path, shape):
     """As sentence-transformers and `Trainer` use a model:

@@ -87,5 +87,6 @@ def _export_onnx(source: Path, target: Path, int8: bool) -> None:
         if side is not found[0]:
             parts.append(f"{torch_seconds / side.seconds:.2f} times as fast")
             parts.append(f"outputs differ by at most {side.difference:.1g}")
-            parts.append(side.agreement)
+            if side.agreement is not None:
+                parts.append(side.agreement)
         typer.echo(f"  {side.name}: {', '.join(parts)}")

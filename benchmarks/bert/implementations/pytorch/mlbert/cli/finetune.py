@@ -70,10 +70,11 @@ def finetune(
         bool | None, typer.Option("--numbers/--classes", help="The same as --task.")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Training time; default: 3 to 10 epochs.")
+        float | None, typer.Option(help="Training time; default: about 1,000 steps.")
     ] = None,
     epochs: Annotated[
-        float | None, typer.Option(min=0.01, max=10_000, help="Passes over the rows.")
+        float | None,
+        typer.Option(min=0.01, max=10_000, help="Passes over the rows; default: 3 to 80."),
     ] = None,
     patience: Annotated[
         int | None,

@@ -43,6 +43,8 @@ PREDICTIONS = "predictions.csv"
 TAGGED_PREDICTIONS = "predictions.conll"
 CONFUSION = "confusion_matrix.png"
 _BATCH = 32  # rows predicted at a time
+# Columns of predictions. A text with such a name gets an underscore after it.
+_OWN_COLUMNS = {"file", "row", "label", "prediction", "probability", "probabilities", "spans"}
 Names = Annotated[tuple[str, ...], Strict(False)]  # a list in JSON
 # A sequence's predictions: a class and its probability, a number, the probabilities of all classes,
 # or the tags of its words.
@@ -230,13 +232,12 @@ def _prediction_lines(
     parts: Sequence[TaskRows], predicted: Sequence[Predicted], card: TaskCard, is_json: bool
 ) -> Iterator[dict[str, Any]]:
     remaining = iter(predicted)
+    names = [f"{name}_" if name in _OWN_COLUMNS else name for name in card.text_columns]
     for part in parts:
         for row in range(len(part)):
             found: Any = next(remaining)
             line: dict[str, Any] = {"file": part.path.name, "row": row + 1}
-            line |= {
-                name: texts[row] for name, texts in zip(card.text_columns, part.texts, strict=True)
-            }
+            line |= {name: texts[row] for name, texts in zip(names, part.texts, strict=True)}
             if card.kind == "tags":
                 line["spans"] = _spans(part.words[row] if part.words else [], found)
             elif card.kind == "set":

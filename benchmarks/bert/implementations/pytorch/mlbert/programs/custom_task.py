@@ -45,7 +45,7 @@ from mlbert.programs.task_folder import REPORT, TaskFolder, held_folder
 from mlbert.programs.task_guess import MOST_CLASSES
 from mlbert.programs.task_report import joined_texts, report
 from mlbert.recipes import classification
-from mlbert.recipes.classification_build import balanced_weights
+from mlbert.recipes.classification_build import balanced_weights, check_class_weights
 from mlbert.recipes.sections import resolve
 from mlbert.runs.progress import NO_LIMIT, Pace
 from mlbert.training.run_options import RunOptions
@@ -61,11 +61,18 @@ OPTIONS = {
     "LABEL_COLUMN": "--label",
     "MAX_SECONDS": "--minutes",
     "SKIP_BAD=1": "--skip-bad",
+    "CLASS_WEIGHTS=balanced": "--class-weights",
 }
 HELD_OUT = 5  # one row of so many
 RATE = 5e-5 * 768  # highest learning rate times hidden size
 DROPOUT = 0.1  # at least: few rows are learnt by heart without it
 WARMUP = 0.06  # fraction of the training
+# Passes over the rows: so many that there are about UPDATES steps, within limits. With 120 rows,
+# ten passes are 80 steps, and a small model has hardly begun to learn.
+UPDATES = 1000
+LEAST_EPOCHS = 3
+MOST_EPOCHS = 80
+EVALUATIONS = 10  # about as many in a run of several passes
 PATIENCE = 3  # evaluations without a better one, after which training ends
 SEED = 1
 _MOST_NAMED = 3  # repeated rows in a warning
@@ -128,6 +135,8 @@ def finetune(asked: Asked) -> int:
         raise UserError(
             "command.launcher", "mlbert finetune --from", "runs as one process", "Start it directly"
         )
+    if asked.class_weights:
+        check_class_weights(asked.form)
     model, _, tokenizer = open_model(asked.start)
     rows = read_task(asked.train, asked.form)
     if asked.held_out is None:
@@ -433,17 +442,18 @@ def make_plan(
     longest = lengths.max() if rows.words is not None else np.quantile(lengths, 0.99)
     length = 8 * math.ceil(longest / 8)
     batch = min(16, len(rows))
-    interval = len(rows)
     steps_per_epoch = math.ceil(len(rows) / batch)
     if epochs is None:
-        epochs = max(3, min(10, round(1000 * batch / len(rows))))
+        epochs = max(LEAST_EPOCHS, min(MOST_EPOCHS, round(UPDATES * batch / len(rows))))
     steps = max(1, round(steps_per_epoch * epochs))
+    passes_between = max(1, round(epochs / EVALUATIONS))
+    interval = len(rows) * passes_between
     schedule: dict[str, Any] = {"warmup_proportion": WARMUP}
     if seconds is not None:
         steps = interval = NO_LIMIT
         schedule = {"schedule": "constant", "lr_first_step": 1, "max_seconds": seconds}
     else:
-        schedule["save_checkpoint_steps"] = steps_per_epoch
+        schedule["save_checkpoint_steps"] = steps_per_epoch * passes_between
     return schedule | {
         "max_seq_length": min(length, shape.max_position_embeddings),
         "train_batch_size": batch,

@@ -60,14 +60,14 @@ class Comparison:
         name: of the file, or of PyTorch.
         num_bytes: size of the weights on disk.
         difference: largest absolute difference of the outputs of real tokens.
-        agreement: a sentence about what the difference changes.
+        agreement: a sentence about what the difference changes; None if the output is one number.
         seconds: median time of a batch of `_TIMED`.
     """
 
     name: str
     num_bytes: int
     difference: float
-    agreement: str
+    agreement: str | None
     seconds: float
 
 
@@ -252,9 +252,10 @@ def _compare(model: _Network, weights: Path, files: list[Path]) -> list[Comparis
             else:
                 agreeing.append(_cosines(given, wanted))
         every = np.concatenate(agreeing)
-        if model.output == _LOGITS:
+        agreement = None
+        if model.output == _LOGITS and wanted.shape[-1] > 1:
             agreement = f"{every.mean():.1%} of the first guesses are the same"
-        else:
+        elif model.output != _LOGITS:
             least = every.min()
             agreement = f"tokens' vectors have a cosine with PyTorch's of at least {least:.4f}"
         found.append(Comparison(name, num_bytes, largest, agreement, times[name]))

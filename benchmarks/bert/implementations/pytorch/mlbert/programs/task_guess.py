@@ -22,6 +22,7 @@ from mlbert.host.texts import is_number
 # What a label is: one class, a number, any number of classes, or a tag for each word.
 Task = Literal["classes", "numbers", "labels", "words"]
 MOST_CLASSES = 20  # of a guessed label, and of integers that are taken for classes
+MOST_WORDS = 0.1  # of a guessed number's labels: for example n/a in place of a number
 _JOINT = "|"  # of the classes of a set
 _OF_EMBEDDINGS = {"anchor", "positive"}  # columns of pairs and triplets
 
@@ -148,7 +149,9 @@ def _guess_task(labels: Sequence[str]) -> Task:
     is_joined = any(_JOINT in value for value in values)
     if is_joined and len(classes) <= max(MOST_CLASSES, len(labels) // 2):
         return "labels"
-    if not values or not all(map(is_number, values)):
+    numbers = {value for value in values if is_number(value)}
+    num_words = sum(label.strip() in values - numbers for label in labels)
+    if not numbers or num_words > MOST_WORDS * len(labels):
         return "classes"
-    has_fractions = not all(float(value).is_integer() for value in values)
-    return "numbers" if len(values) > MOST_CLASSES or has_fractions else "classes"
+    has_fractions = not all(float(value).is_integer() for value in numbers)
+    return "numbers" if len(numbers) > MOST_CLASSES or has_fractions else "classes"

@@ -10,9 +10,10 @@ import torch
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.order import RankSlice
-from mlbert.data.formats.tasks import LabelKind
+from mlbert.data.formats.tasks import LabelKind, TaskForm
 from mlbert.data.loading.config import DataConfig, TaskConfig, TextConfig
 from mlbert.data.loading.tasks import TaskEvalSet, TaskSource, budget_of, most_labels
+from mlbert.host.errors import UserError
 from mlbert.models import task_model
 from mlbert.models.bert import BertForSequenceClassification, BertForTokenClassification
 from mlbert.models.config import ModelConfig
@@ -183,8 +184,19 @@ def build_evaluation(
     return model, objective, evaluation
 
 
+def check_class_weights(form: TaskForm) -> None:
+    """Raise UserError if a task has not one class a row, so that classes cannot be weighted."""
+    if form.kind == "one" and form.num_labels != 1:
+        return
+    kinds = {"one": "a number", "set": "several classes", "tags": "a tag for each word"}
+    reason = f"needs a task with one class a row, and here the label is {kinds[form.kind]}"
+    raise UserError("config.conflict", "CLASS_WEIGHTS=balanced", reason, "Remove it")
+
+
 def _make_objective(config: TaskConfig, inputs: TaskInputs) -> TaskObjective:
     card = inputs.card
+    if config.class_weights == "balanced":
+        check_class_weights(card.form)
     parts = {name: len(rows) for name, rows in inputs.evaluations.items()}
     if card.kind == "tags":
         most_words = most_labels(list(inputs.evaluations.values()))

@@ -20,7 +20,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, compress
@@ -300,7 +299,7 @@ class TaskForm:
         kind: whether a label is one class or number, or a set of classes, in one column or in
             those that ``label_column`` names with commas. "tags": one class for each word
             (`mlbert.data.formats.tagged_words`).
-        skip_bad: leave out rows without a label.
+        skip_bad: leave out rows without a label, or with one that is not the number required.
     """
 
     text_columns: tuple[str, ...]
@@ -437,27 +436,59 @@ def _table(path: Path, form: TaskForm, with_labels: bool) -> TaskTable:
     wanted = [*form.text_columns, *names]
     lists = names if form.kind == "set" else ()
     table = read_columns(path, wanted, form.header, form.lenient, lists)
+    if form.kind == "set" and len(names) == 1:
+        return table  # an empty set is a label
+    rows_of_labels = zip(*table.columns[-len(names) :], strict=True)
+    has_label = [all(word.strip() for word in words) for words in rows_of_labels]
+    if not all(has_label):
+        problem = f"{_named_lines(table, has_label)} no label"
+        remedy = "Give every row one, or leave these out with SKIP_BAD=1"
+        error = UserError("data.row", path, problem, remedy)
+        table = _good_rows(table, has_label, form, error)
     if len(names) > 1:
         return _with_joined_columns(table, names)
-    if form.kind == "set":
-        return table
-    has_label = [bool(label.strip()) for label in table.columns[-1]]
-    if all(has_label):
-        return table
-    if form.skip_bad and any(has_label):
-        left_out = table.left_out + has_label.count(False)
-        lines = list(compress(table.lines, has_label))
-        columns = [list(compress(column, has_label)) for column in table.columns]
-        return TaskTable(path, lines, columns, left_out)
-    missing = [line for line, has in zip(table.lines, has_label, strict=True) if not has]
-    reason = f"{_named_lines(missing)} no label"
-    raise UserError(
-        "data.row", path, reason, "Give every row one, or leave these out with SKIP_BAD=1"
+    if form.num_labels == 1:
+        is_finite = [_is_finite(word) for word in table.columns[-1]]
+        if not all(is_finite):
+            table = _good_rows(table, is_finite, form, _no_number(table, is_finite))
+    return table
+
+
+def _good_rows(
+    table: TaskTable, is_good: Sequence[bool], form: TaskForm, error: UserError
+) -> TaskTable:
+    """Return the good rows if the others are to be left out; raise the error if they are not, or if
+    there is no good row.
+    """
+    if not form.skip_bad or not any(is_good):
+        raise error
+    left_out = table.left_out + is_good.count(False)
+    lines = list(compress(table.lines, is_good))
+    columns = [list(compress(column, is_good)) for column in table.columns]
+    return TaskTable(table.path, lines, columns, left_out)
+
+
+def _is_finite(word: str) -> bool:
+    """Return whether a word is a number that float32 has."""
+    return is_number(word) and abs(float(word)) <= float(np.finfo(np.float32).max)
+
+
+def _no_number(table: TaskTable, is_finite: Sequence[bool]) -> UserError:
+    example = table.columns[-1][is_finite.index(False)]
+    several = is_finite.count(False) > 1
+    what = "labels that are not finite numbers, the first" if several else "the label"
+    which = "" if several else ", which is not a finite number"
+    return UserError(
+        "data.labels",
+        table.path,
+        f"{_named_lines(table, is_finite)} {what} {example!r}{which}",
+        "Give every row a number, leave these out with SKIP_BAD=1, or declare 2 classes or more",
     )
 
 
-def _named_lines(lines: Sequence[int]) -> str:
-    """Return the start of a sentence about these lines: "line 3 has"."""
+def _named_lines(table: TaskTable, is_good: Sequence[bool]) -> str:
+    """Return the start of a sentence about the lines of the other rows: "line 3 has"."""
+    lines = [line for line, good in zip(table.lines, is_good, strict=True) if not good]
     if len(lines) == 1:
         return f"line {lines[0]} has"
     named = ", ".join(map(str, lines[:_MOST_NAMED]))
@@ -530,7 +561,7 @@ def _rows(
     what = []
     if table.left_out:
         reason = (
-            "a wrong number of fields, or no label,"
+            "a wrong number of fields, or no valid label,"
             if form.skip_bad
             else "a wrong number of fields"
         )
@@ -619,21 +650,8 @@ def _unknown_class(path: Path, line: int, name: str, classes: Sequence[str]) -> 
 
 
 def _numbers(table: TaskTable) -> np.ndarray:
-    labels = np.empty(len(table.lines), np.float32)
-    for row, word in enumerate(table.columns[-1]):
-        try:
-            labels[row] = parse_number(word, float)
-        except ValueError:
-            labels[row] = math.nan
-        if not math.isfinite(labels[row]):
-            reason = f"line {table.lines[row]}: the label {word!r} is not a finite number"
-            raise UserError(
-                "data.labels",
-                table.path,
-                reason,
-                "Give every row a number, or declare 2 classes or more",
-            )
-    return labels
+    """Return the labels, of which `_table` has checked that they are finite numbers."""
+    return np.array([parse_number(word, float) for word in table.columns[-1]], np.float32)
 
 
 def form_of_task(name: str) -> TaskForm:

@@ -112,7 +112,8 @@ def write_huggingface(
     else:
         tensors = state
     with weights_folder(target, tensors, vocabulary, shape, lower_case) as place:
-        text = model_card(architecture, card, classes)
+        (name_of_class,) = config["architectures"]
+        text = model_card(name_of_class, card, classes)
         (place / "README.md").write_text(text, encoding="utf-8")
         _write_json(place / "config.json", config)
         if "auto_map" in config:

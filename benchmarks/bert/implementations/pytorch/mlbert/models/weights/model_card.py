@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlbert.mlperf.rules import UNVERIFIED
 
 _TASKS = {
-    "BertForSequenceClassification": "text-classification",
-    "BertForTokenClassification": "token-classification",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
 }
 _MASKED_LM = "fill-mask"
+_COMMAND = "command"
+_PRIVATE = ("hosts",)  # facts about the owner's machines
 _EMBEDDING_HEADER = """---
 library_name: sentence-transformers
 pipeline_tag: sentence-similarity
@@ -24,14 +27,18 @@ def model_card(architecture: str, facts: Mapping[str, object], classes: Sequence
     """Return the text: Hugging Face's header, a table of the facts,
     and a note that the result is unverified.
 
-    A fact that is a path is shortened to its last part: a card is published.
+    A card is published: paths are shortened to their last part, and names of machines left out.
 
     Args:
         architecture: name of the Hugging Face class with these parameters.
         facts: values by name.
         classes: names of a classifier's outputs.
     """
-    task = _TASKS.get(architecture, _MASKED_LM)
+    found = [task for head, task in _TASKS.items() if architecture.endswith(head)]
+    task = found[0] if found else _MASKED_LM
+    public = {name: value for name, value in facts.items() if name not in _PRIVATE}
+    if isinstance(command := public.get(_COMMAND), str):
+        public[_COMMAND] = _command_without_folders(command)
     lines = [
         *header(task, ["bert"]),
         "",
@@ -39,7 +46,7 @@ def model_card(architecture: str, facts: Mapping[str, object], classes: Sequence
         "",
         "| what | value |",
         "|---|---|",
-        *(f"| {name} | {_without_folder(value)} |" for name, value in facts.items()),
+        *(f"| {name} | {_without_folder(value)} |" for name, value in public.items()),
         "",
         *([f"Labels: {', '.join(classes)}.", ""] if classes else []),
         "Input: tokens of the tokenizer in this folder. "
@@ -69,6 +76,15 @@ def header(task: str, tags: Sequence[str]) -> list[str]:
         "# language: [en]  # of the text, in codes of ISO 639",
         "---",
     ]
+
+
+def _command_without_folders(command: str) -> str:
+    """Return a shell's command; a path may also be the value of ``name=path``."""
+    words = []
+    for word in shlex.split(command):
+        name, equals, value = word.rpartition("=")
+        words.append(f"{name}{equals}{_without_folder(value)}")
+    return shlex.join(words)
 
 
 def _without_folder(value: object) -> object:
