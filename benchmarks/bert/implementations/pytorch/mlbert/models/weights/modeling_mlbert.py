@@ -328,18 +328,21 @@ class MlbertForMaskedLM(MlbertPreTrainedModel):
         self.cls = nn.ModuleDict({"predictions": MlbertPredictions(config)})
         self.post_init()
 
+    def get_output_embeddings(self) -> Any:
+        """Return the decoder, or None if it is the word embeddings."""
+        return None if self.config.tie_word_embeddings else self.cls.predictions.decoder
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        """Replace the decoder, which must not be tied to the word embeddings."""
+        self.cls.predictions.decoder = value
+
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
-        """As in `transformers`; also of the decoder, whose new entries have the bias 0."""
+        """As in `transformers`; new entries of a tied decoder have the bias 0."""
         embeddings = super().resize_token_embeddings(*args, **kwargs)
-        size = embeddings.weight.shape[0]
-        predictions = self.cls.predictions
         if self.config.tie_word_embeddings:
-            predictions.bias = nn.Parameter(_resized(predictions.bias.data, size))
-        elif predictions.decoder.out_features != size:
-            old = predictions.decoder
-            predictions.decoder = nn.Linear(old.in_features, size).to(old.weight)
-            predictions.decoder.weight.data = _resized(old.weight.data, size)
-            predictions.decoder.bias.data = _resized(old.bias.data, size)
+            predictions = self.cls.predictions
+            bias = _resized(predictions.bias.data, embeddings.weight.shape[0])
+            predictions.bias = nn.Parameter(bias)
         return embeddings
 
     @can_return_tuple
@@ -414,7 +417,9 @@ class MlbertForSequenceClassification(MlbertPreTrainedModel):
         pooled = F.dropout(outputs.pooler_output, self.config.hidden_dropout_prob, self.training)
         logits = self.classifier(pooled)
         return SequenceClassifierOutput(
-            loss=None if labels is None else _loss(logits.float(), labels),
+            loss=None
+            if labels is None
+            else _loss(logits.float(), labels, self.config.problem_type),
             logits=logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
@@ -477,9 +482,14 @@ def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def _loss(logits: Tensor, labels: Tensor) -> Tensor:
-    if logits.shape[1] == 1:
+def _loss(logits: Tensor, labels: Tensor, problem_type: str | None) -> Tensor:
+    """Return the loss of a classifier; without a problem type, the labels show which one it is."""
+    if problem_type is None and logits.shape[1] == 1:
+        problem_type = "regression"
+    elif problem_type is None and labels.is_floating_point():
+        problem_type = "multi_label_classification"
+    if problem_type == "regression":
         return F.mse_loss(logits.flatten(), labels.flatten().float())
-    if labels.is_floating_point():
-        return F.binary_cross_entropy_with_logits(logits, labels)
+    if problem_type == "multi_label_classification":
+        return F.binary_cross_entropy_with_logits(logits, labels.float())
     return F.cross_entropy(logits, labels.flatten())
