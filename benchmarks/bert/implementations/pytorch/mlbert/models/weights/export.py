@@ -112,8 +112,9 @@ def write_huggingface(
     else:
         tensors = state
     with weights_folder(target, tensors, vocabulary, shape, lower_case) as place:
-        (name_of_class,) = config["architectures"]
-        text = model_card(name_of_class, card, classes)
+        names = config["architectures"]
+        assert isinstance(names, list)
+        text = model_card(names[0], card, classes)
         (place / "README.md").write_text(text, encoding="utf-8")
         _write_json(place / "config.json", config)
         if "auto_map" in config:
