@@ -5,10 +5,11 @@ python tools/bench_tokens.py --tokenizer DIR [--bytes 2e9] [--workers 1,2] [--js
 
 The text is English sentences of this Python installation in random order, in documents of
 log-normal length, in JSON lines. After 50 MB, the documents return with another first word, so no
-document repeats another. The library's rate is that of
-`encode_batch_fast` on all cores, with the text in memory. Memory is the sum over the command's
-processes, sampled five times a second: resident pages (`rss`), and the same with a page that
-several processes share divided among them (`pss`).
+document repeats another. The library's rate is that of `encode_batch_fast` on all cores, with the
+text in memory, measured before and after each run of the command; `ratio` is the command's rate,
+start and end included, to the mean of these two. Memory is the sum over the command's processes,
+sampled five times a second: resident pages (`rss`), and the same with a page that several processes
+share divided among them (`pss`).
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import platform
 import random
 import re
 import resource
+import statistics
 import string
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +40,7 @@ DIFFERENT_BYTES = 50_000_000  # of documents that are not made from earlier ones
 WORD_LETTERS = 12
 MEAN_SENTENCES = 20  # of a document, about
 MOST_SENTENCES = 2000
-LIBRARY_BYTES = 48_000_000  # of text on which the library is timed
+LIBRARY_BYTES = 20_000_000  # of text on which the library is timed, each time
 TOGETHER = 1024  # texts in a call of the library
 SAMPLE_SECONDS = 0.2
 _PLAN = re.compile(r"([\d,.]+) GB of disk \(while it runs ([\d,.]+) GB\), ([\d,.]+) GB of memory")
@@ -66,10 +69,16 @@ def make_text(folder: Path, num_bytes: int, seed: int = 1) -> int:
     return total
 
 
-def library_rate(tokenizer: Path, folder: Path) -> tuple[float, float]:
-    """Return the bytes of text of the library on all cores, per second of the clock and per CPU
-    second.
-    """
+@dataclass(frozen=True)
+class Rate:
+    """Bytes of text per second of the clock, and per CPU second."""
+
+    by_clock: float
+    by_cpu: float
+
+
+def library_rate(tokenizer: Path, folder: Path) -> Rate:
+    """Return the rate of the library on all cores."""
     library = load_tokenizer(tokenizer).library
     assert library is not None, "a tokenizer that the library runs"
     texts: list[str] = []
@@ -85,7 +94,7 @@ def library_rate(tokenizer: Path, folder: Path) -> tuple[float, float]:
     began_cpu = time.process_time()
     for first in range(0, len(texts), TOGETHER):
         library.encode_batch_fast(texts[first : first + TOGETHER], add_special_tokens=False)
-    return total / (time.perf_counter() - began), total / (time.process_time() - began_cpu)
+    return Rate(total / (time.perf_counter() - began), total / (time.process_time() - began_cpu))
 
 
 def memory_of(process: int) -> tuple[int, int]:
@@ -182,10 +191,8 @@ def run(tokenizer: Path, num_bytes: int, workers: Sequence[int], work: Path) -> 
         "load_average": os.getloadavg()[0],
         "runs": [],
     }
-    if load_tokenizer(tokenizer).library is not None:
-        by_clock, by_cpu = library_rate(tokenizer, text)
-        record["library_bytes_per_second"] = by_clock
-        record["library_bytes_per_cpu_second"] = by_cpu
+    has_library = load_tokenizer(tokenizer).library is not None
+    before = library_rate(tokenizer, text) if has_library else None
     for number in workers:
         out = work / f"out-{number}"
         words: list[str | Path] = [
@@ -202,10 +209,17 @@ def run(tokenizer: Path, num_bytes: int, workers: Sequence[int], work: Path) -> 
         result |= {
             "workers": number,
             "disk": size_of(out),
-            "bytes_per_second": made / result["seconds"],
-            "bytes_per_cpu_second": made / result["cpu_seconds"],
+            "rate": asdict(Rate(made / result["seconds"], made / result["cpu_seconds"])),
             "planned": plan,
         }
+        if before is not None:
+            after = library_rate(tokenizer, text)
+            result["library"] = [asdict(before), asdict(after)]
+            result["ratio"] = {
+                name: rate / statistics.mean(one[name] for one in result["library"])
+                for name, rate in result["rate"].items()
+            }
+            before = after
         record["runs"].append(result)
         print(json.dumps({key: value for key, value in result.items() if key != "output"}))
     return record

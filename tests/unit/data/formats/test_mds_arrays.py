@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mds_samples import write_samples
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.mds_arrays import stored_tokens
-from mlbert.data.formats.mds_tokens import decoder_of
+from mlbert.data.formats.mds_tokens import array_header_bytes, decoder_of, encode_array
 from mlbert.data.formats.streams import streams_of
 from mlbert.data.formats.token_shards import TokenShards, open_texts
 from mlbert.data.formats.tokenizer import load_tokenizer
@@ -195,3 +195,9 @@ def test_long_documents_lose_no_token(documents, packed):
     read = [row for step in steps for row in sequences(step)][: len(in_pieces)]
     assert sum(map(len, read)) == sum(map(len, texts))
     assert sorted(read) == sorted(in_pieces)
+
+
+@pytest.mark.parametrize("length", [1, 255, 256, 65_535, 65_536])
+def test_the_header_of_a_value_is_as_wide_as_expected(length):
+    value = encode_array(np.zeros(length, np.uint16), "ndarray:uint16")
+    assert len(value) == array_header_bytes(np.asarray([length])) + 2 * length

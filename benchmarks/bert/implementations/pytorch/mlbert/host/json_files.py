@@ -57,7 +57,7 @@ def whole_characters(text: str) -> str:
     """Replace each unpaired surrogate, which JSON can contain, by a question mark:
     surrogates cannot be encoded.
     """
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def text_in_line(path: Path, number: int, line: str, remedy: str, name: str = "text") -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -57,6 +58,7 @@ class ArrayForm(NamedTuple):
         return _INTEGERS.get(code)
 
 
+@cache  # called for each sample
 def array_form(encoding: str | None) -> ArrayForm | None:
     """Return the form of an array column; None for other columns, and arrays of other numbers than
     integers.
@@ -71,6 +73,11 @@ def array_form(encoding: str | None) -> ArrayForm | None:
 def length_widths(lengths: np.ndarray) -> np.ndarray:
     """Return the bytes that each length (int, of any shape) takes in an array's shape, int64."""
     return np.select([lengths < 1 << 8, lengths < 1 << 16, lengths < 1 << 32], [1, 2, 4], 8)
+
+
+def _length_width(length: int) -> int:
+    """Return what `length_widths` does, without an array for one length."""
+    return next((width for width in (1, 2, 4) if length < 1 << 8 * width), 8)
 
 
 def array_header_bytes(lengths: np.ndarray) -> np.ndarray:
@@ -89,9 +96,11 @@ def encode_array(ids: np.ndarray, encoding: str) -> bytes:
     assert form is not None, "an array column"
     assert form.dtype is not None, "the encoding names the type"
     assert not form.has_shape, "each value has its own length"
-    width = int(length_widths(np.asarray(len(ids))))
+    width = _length_width(len(ids))
     header = bytes([AXIS + _WIDTH_CODES[width]])
-    return header + len(ids).to_bytes(width, "little") + ids.astype(form.dtype).tobytes()
+    return (
+        header + len(ids).to_bytes(width, "little") + ids.astype(form.dtype, copy=False).tobytes()
+    )
 
 
 def holds_tokens(encoding: str | None) -> bool:

@@ -10,9 +10,10 @@ import heapq
 DIGEST_BITS = 64
 
 
-def text_digest(text: str) -> int:
-    """Return the first `DIGEST_BITS` bits of a text's SHA-256."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[: DIGEST_BITS // 8], "big")
+def text_digest(text: str | bytes) -> int:
+    """Return the first `DIGEST_BITS` bits of the SHA-256 of a text, or of its UTF-8."""
+    encoded = text.encode() if isinstance(text, str) else text
+    return int.from_bytes(hashlib.sha256(encoded).digest()[: DIGEST_BITS // 8], "big")
 
 
 class HeldOut:

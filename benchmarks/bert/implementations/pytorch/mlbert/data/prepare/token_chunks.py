@@ -123,7 +123,7 @@ def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> Encoded:
         counts.unknown = int(np.count_nonzero(ids == tokenizer.unknown_id))
     characters: Counter[str] = Counter()
     for number, text in enumerate(texts):
-        documents["digest"][number] = xxhash.xxh3_64_intdigest(letters_of(text).encode())
+        documents["digest"][number] = xxhash.xxh3_64_intdigest(letters_of(text))
         lines = [line for line in text.split("\n") if line]
         sample = text[:SAMPLED]
         counts.characters += len(text)

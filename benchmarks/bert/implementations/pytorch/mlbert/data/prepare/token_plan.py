@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from mlbert.data.formats.manifest import reading
+from mlbert.data.formats.tokenizer import write_tokenizer
 from mlbert.data.prepare.corpus_files import PLAIN_SUFFIXES, UTF8, CorpusSource
 from mlbert.data.prepare.executor import Executor
 from mlbert.data.prepare.readable_sources import piece_size, read_texts, together
@@ -23,7 +24,7 @@ from mlbert.data.prepare.token_chunks import (
     Encoded,
     encode_documents,
 )
-from mlbert.data.prepare.token_set import TokenRequest, try_shard
+from mlbert.data.prepare.token_set import TokenRequest, try_baselines, try_shard
 from mlbert.host.errors import UserError
 
 PIECES_A_WORKER = 8  # of `TOGETHER` bytes in the sample
@@ -70,6 +71,7 @@ def plan_tokens(request: TokenRequest, executor: Executor) -> SetPlan:
     Raises UserError if the sample cannot be read, or has no text.
     """
     workers = max(1, executor.workers)
+    at_start = _peak_memory(resource.RUSAGE_SELF)
     with tempfile.TemporaryDirectory(prefix="mlbert-plan-") as scratch:
         folder = Path(scratch)
         sources = _sample(request.files, PIECES_A_WORKER * workers * TOGETHER, folder)
@@ -83,18 +85,27 @@ def plan_tokens(request: TokenRequest, executor: Executor) -> SetPlan:
         started = time.monotonic()
         pieces = try_shard(request, chunks, chunks.name(0, 0))
         writing_seconds = time.monotonic() - started
-    characters = sum(one.counts.characters for one in part)
-    growth = (_peak_memory(resource.RUSAGE_SELF) - memory) * CHUNK_CHARACTERS / max(characters, 1)
+        for_writing = _peak_memory(resource.RUSAGE_SELF) - memory
+        try_baselines(request, chunks, chunks.name(0, 0))
+        for_baselines = _peak_memory(resource.RUSAGE_SELF) - at_start
+    # A chunk of the preparation is larger than that of the sample, unless there is no more text.
+    larger = min(
+        CHUNK_CHARACTERS / max(1, sum(one.counts.characters for one in part)),
+        request.num_bytes / tried * len(trial.parts) / len(part),
+    )
     tokens_of_part = sum(one.counts.tokens for one in part)
     tried_tokens = sum(one.counts.tokens for one in trial.parts)
     tokens = request.num_bytes * tried_tokens / tried
     rate = tried / trial.seconds
     width = request.tokenizer.dtype.itemsize
     stored = width * tokens
-    output = stored + (_ROW_BYTES + 2 * width) * tokens * pieces / max(1, tokens_of_part)
+    framing = (_ROW_BYTES + 2 * width) * tokens * pieces / max(1, tokens_of_part)
+    output = stored + framing + _tokenizer_bytes(request)
     seconds = trial.start_seconds + request.num_bytes / rate + _LAST_SECONDS
     seconds += writing_seconds / max(1, tokens_of_part) * tokens / workers
     used = min(workers, max(1, request.num_bytes // TOGETHER))
+    for_reading = larger * (memory - at_start)
+    of_processes = used * (of_worker + larger * for_writing) if workers > 1 else 0.0
     return SetPlan(
         tried_bytes=tried,
         rate=rate,
@@ -104,7 +115,7 @@ def plan_tokens(request: TokenRequest, executor: Executor) -> SetPlan:
         seconds=seconds,
         disk=output,
         peak_disk=output + stored,
-        memory=memory + growth + (used * (of_worker + growth) if workers > 1 else 0),
+        memory=at_start + max(for_reading + of_processes, larger * for_baselines),
         is_compressed=any(source.is_compressed for source in request.files),
     )
 
@@ -123,11 +134,13 @@ def _try_reading(
     workers = max(1, executor.workers)
     parts: list[Encoded] = []
     times: list[float] = []
+    waiting = []  # as the texts of a chunk, which count for the memory
     started = time.monotonic()
     with executor.pool(partial(encode_documents, request.tokenizer), "the text") as encode:
         read = read_texts(sources, piece_size(request.files), False)
         texts = together((text for _, text in read), TOGETHER)
-        for _, encoded in encode(texts):
+        for some, encoded in encode(texts):
+            waiting.append(some)
             parts.append(encoded)
             times.append(time.monotonic())
     if not parts:
@@ -152,6 +165,13 @@ def _one_chunk(parts: Sequence[Encoded]) -> list[Encoded]:
         if characters >= CHUNK_CHARACTERS:
             break
     return found
+
+
+def _tokenizer_bytes(request: TokenRequest) -> int:
+    """Return the bytes of the tokenizer's files, which are copied to the output."""
+    with tempfile.TemporaryDirectory(prefix="mlbert-plan-") as folder:
+        write_tokenizer(request.tokenizer, Path(folder))
+        return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
 
 
 def _peak_memory(who: int) -> int:

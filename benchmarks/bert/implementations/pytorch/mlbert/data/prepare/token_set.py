@@ -566,3 +566,10 @@ def try_shard(request: TokenRequest, chunks: ChunkStore, name: str) -> int:
     choice = _Choice(chunks.folder, [], [])
     result = _ShardWriter(chunks, request.tokenizer, request.length, choice).write(place)
     return int(result["pieces"])
+
+
+def try_baselines(request: TokenRequest, chunks: ChunkStore, name: str) -> None:
+    """Count pairs in one chunk as for the facts of a finished set, for a plan."""
+    stored = chunks.documents(name)
+    tokens = int(stored["tokens"].sum())
+    _neighbors(request, [_Place(name, "", TRAIN, 0, 0, len(stored), tokens)], chunks)
