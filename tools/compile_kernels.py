@@ -28,6 +28,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -44,6 +46,7 @@ from mlbert.ops.triton import (
     expand_batch,
     gate,
     gelu,
+    gluon_product,
     loss,
     norm,
     product,
@@ -62,7 +65,9 @@ from mlbert.optim.triton_update import TritonUpdate
 
 ARCHITECTURES = (80, 90, 100)
 FIRST_FP8_ARCHITECTURE = 89
-HOPPER_CASE = "products fp8 GELU"  # used on sm_90 only; Triton 3.6 does not compile it for sm_100
+# Used on sm_90 only; Triton 3.6 does not compile them for sm_100.
+HOPPER_CASE = "products fp8 GELU"
+GLUON_CASE = "products fp8 GELU, weight kept"
 _POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -150,6 +155,9 @@ def compile_launch(launch: Launch, case: str, arch: int) -> Report:
         if parameter.is_constexpr or value is None:
             signature[parameter.name] = "constexpr"
             constants[(index,)] = value
+        elif isinstance(value, GluonDescriptor):
+            element = _POINTERS[value.base.dtype][1:]
+            signature[parameter.name] = f"tensordesc<{element}{value.block_shape},{value.layout!r}>"
         elif isinstance(value, TensorDescriptor):
             signature[parameter.name] = (
                 f"tensordesc<{_POINTERS[value.base.dtype][1:]}{value.block_shape}>"
@@ -165,7 +173,8 @@ def compile_launch(launch: Launch, case: str, arch: int) -> Report:
             signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
             if not parameter.do_not_specialize and isinstance(value, int) and value % 16 == 0:
                 attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(launch.kernel, signature, constants, attributes)
+    kind = GluonASTSource if launch.kernel.is_gluon() else ASTSource
+    source = kind(launch.kernel, signature, constants, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch.options)
     ptx = compiled.asm["ptx"]
     name = launch.kernel.fn.__name__
@@ -176,7 +185,7 @@ def compile_launch(launch: Launch, case: str, arch: int) -> Report:
         arch,
         metadata.shared,
         metadata.num_warps,
-        compiled.asm["ttir"],
+        compiled.asm.get("ttir", ""),  # Gluon starts from the GPU's own form
         ptx,
         compiled.asm["cubin"],
         launch.arguments,
@@ -321,6 +330,21 @@ def _cast(tokens: int = 4096) -> None:
         cast.gelu_backward_cast_transpose(x, x, bias, is_gradient, scale, amax, dtype)
 
 
+def _gluon_product(tokens: int = 4096) -> None:
+    x = torch.empty(tokens, 1024, device=_META, dtype=torch.float8_e4m3fn)
+    weight = torch.empty(4096, 1024, device=_META, dtype=torch.float8_e4m3fn)
+    bias = torch.empty(4096, device=_META)
+    inverses = tuple(torch.empty(2, device=_META))
+    scale, amax = torch.empty(2, device=_META)
+    exact = False
+    fast = True
+    pre, _ = gluon_product.product_gelu(x, weight, inverses, bias, exact, scale, amax, x.dtype)
+    d_out = x.view(torch.float8_e5m2)
+    gluon_product.product_gelu_backward(
+        d_out, weight, inverses, fast, pre, bias, exact, scale, amax, torch.float8_e5m2
+    )
+
+
 def _product(tokens: int = 4096) -> None:
     small = functools.partial(torch.empty, device=_META, dtype=torch.float8_e4m3fn)
     x = small(tokens, 1024)
@@ -413,6 +437,7 @@ def cases() -> dict[str, Callable[[], None]]:
         "embedding fp16": lambda: _embedding(torch.float16),
         "cast fp8": _cast,
         HOPPER_CASE: _product,
+        GLUON_CASE: _gluon_product,
         "GELU bf16": lambda: _gelu(half),
         "GELU fp16": lambda: _gelu(torch.float16),
         "GELU one token": lambda: _gelu(half, tokens=1),
@@ -435,7 +460,9 @@ def cases() -> dict[str, Callable[[], None]]:
 
 def compile_case(case: str, arch: int) -> list[Report]:
     """Compile every kernel of a case once; FP8 cases have none on an architecture without FP8."""
-    if ("fp8" in case and arch < FIRST_FP8_ARCHITECTURE) or (case == HOPPER_CASE and arch != 90):
+    if ("fp8" in case and arch < FIRST_FP8_ARCHITECTURE) or (
+        case in (HOPPER_CASE, GLUON_CASE) and arch != 90
+    ):
         return []
     with recording(arch) as launches:
         cases()[case]()

@@ -146,7 +146,7 @@ def pretended(gpu: Gpu, dispatch: TorchDispatchMode) -> Iterator[None]:
             mock.patch.object(torch.autograd, "_engine_run_backward", run_backward)
         )
         context.enter_context(dispatch)
-        for cached in (batches._copy_stream, forms.fastest_exact, device.walking_programs):
+        for cached in (batches._copy_stream, forms.fastest_exact, device.multiprocessors):
             cached.cache_clear()
             context.callback(cached.cache_clear)
         yield

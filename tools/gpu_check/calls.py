@@ -25,6 +25,7 @@ CALLS = {
                 "compile-opponent-bert",
                 "compile-opponent-modernbert",
                 "memcheck",
+                "racecheck",
             ),
         ),
         Stage(95, ("turns-bert",)),

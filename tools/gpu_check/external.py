@@ -41,7 +41,7 @@ NCU = (
     "--print-units",
     "base",
 )
-SANITIZER = ("--tool", "memcheck", "--error-exitcode", "9", "--print-limit", "20")
+SANITIZER = ("--error-exitcode", "9", "--print-limit", "20")
 
 
 def run(
@@ -96,14 +96,14 @@ def parse_counters(text: str) -> dict[str, dict[str, float]]:
     return found
 
 
-def sanitize(command: Sequence[str], seconds: float) -> dict[str, Any]:
-    """Run a command under compute-sanitizer's memcheck."""
+def sanitize(command: Sequence[str], seconds: float, tool: str = "memcheck") -> dict[str, Any]:
+    """Run a command under a tool of compute-sanitizer, memcheck or racecheck."""
     # Allocate each tensor separately, so that an access past its end is detected.
     variables = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    done = run(["compute-sanitizer", *SANITIZER, *command], seconds, variables)
+    done = run(["compute-sanitizer", "--tool", tool, *SANITIZER, *command], seconds, variables)
     if isinstance(done, str):
         return {"skipped": done}
-    summary = re.search(r"ERROR SUMMARY: (\d+) error", done.stdout)
+    summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)", done.stdout)
     if summary is None:
         return {"skipped": f"compute-sanitizer: {(done.stderr or done.stdout).strip()[-300:]}"}
     errors = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,24 +37,32 @@ WITH_FUSED = {"OPS": "fused"}  # its settings
 SLOPES = "bert fp8 slopes"
 WITH_SLOPES = {"OPS": "slopes"}
 WITH_QKV = {"OPS": "qkv"}
+WITH_GLUON = {"OPS": "gluon"}
 # Precision -> side -> its settings. The last one that call 1 adopts is measured in call 2.
 VARIANTS = {
     "bf16": {"bert bf16 qkv": WITH_QKV},
-    "fp8": {FUSED: WITH_FUSED, SLOPES: WITH_SLOPES, "bert fp8 qkv": WITH_QKV},
+    "fp8": {
+        FUSED: WITH_FUSED,
+        SLOPES: WITH_SLOPES,
+        "bert fp8 gluon": WITH_GLUON,
+        "bert fp8 qkv": WITH_QKV,
+    },
 }
 # What it refuses stays refused in the process, so nothing may be made after it.
 FASTEST = "bert fp8 fastest"
 WITH_FASTEST = {"OPS": "fastest"}
 # Not for a CPU without Triton's interpreter, or of no use there.
-HOPPER_FORMS = ("fused", "slopes", "qkv", "fastest")
-# Ops -> the form that compute-sanitizer watches.
-MEMCHECKED = {
-    "fp8_product_gelu": "fused",
-    "fp8_product_gelu_backward": "fused",
-    "fp8_product_slope": "slopes",
-    "fp8_product_slope_backward": "slopes",
-    "fp8_qkv_attention": "qkv",
-}
+HOPPER_FORMS = ("fused", "slopes", "gluon", "qkv", "fastest")
+# Ops and their forms that compute-sanitizer watches.
+MEMCHECKED = (
+    ("fp8_product_gelu", "gluon"),
+    ("fp8_product_gelu_backward", "gluon"),
+    ("fp8_product_gelu", "fused"),
+    ("fp8_product_gelu_backward", "fused"),
+    ("fp8_product_slope", "slopes"),
+    ("fp8_product_slope_backward", "slopes"),
+    ("fp8_qkv_attention", "qkv"),
+)
 COUNTED = ("product_kernel", "attention_forward_kernel")
 COUNT_SECONDS = 33
 MEMCHECK_SECONDS = 65
@@ -345,9 +353,25 @@ def check_memory(bench: Bench) -> None:
     bench.rows.measure("fused products", partial(external.sanitize, command, MEMCHECK_SECONDS))
 
 
+def check_races(bench: Bench) -> None:
+    """Run the kernel whose partitions share memory through barriers under racecheck."""
+    command = [*bench.command, "--part", "racechecked"]
+    check = partial(external.sanitize, command, MEMCHECK_SECONDS, "racecheck")
+    bench.rows.measure("gluon product", check)
+
+
 def run_memchecked(bench: Bench) -> None:
-    """Run the kernels that compute-sanitizer watches."""
-    for op, form in MEMCHECKED.items():
+    """Run the kernels that compute-sanitizer's memcheck watches."""
+    _run_watched(bench, MEMCHECKED)
+
+
+def run_racechecked(bench: Bench) -> None:
+    """Run the kernels that compute-sanitizer's racecheck watches."""
+    _run_watched(bench, [(op, form) for op, form in MEMCHECKED if form == "gluon"])
+
+
+def _run_watched(bench: Bench, watched: Sequence[tuple[str, str]]) -> None:
+    for op, form in watched:
         if form in registry.available(bench.device)[op]:
             print(op, proof.check(op, form, bench.device, torch.bfloat16), flush=True)
 
@@ -579,6 +603,8 @@ def parts_by_name() -> dict[str, Callable[[Bench], None]]:
         "compile-opponent-modernbert": compile_opponent_modernbert,
         "memcheck": check_memory,
         "memchecked": run_memchecked,  # started by compute-sanitizer
+        "racecheck": check_races,
+        "racechecked": run_racechecked,
         "turns-bert": turns_of_bert,
         "turns-modernbert": turns_of_modernbert,
         "kernels": time_kernels,

@@ -48,6 +48,10 @@ FORMS = Registry(
                 "cuda": ("slopes", "fused", "cublaslt", "triton"),
             },
         ),
+        "gluon": Form(
+            "mlbert.ops.triton_loader:load_gluon",
+            {"cuda": ("gluon", "fused", "cublaslt", "triton")},
+        ),
         "qkv": Form(
             "mlbert.ops.triton_loader:load_qkv",
             {"cpu": ("qkv", "triton"), "cuda": ("qkv", "cublaslt", "triton")},

@@ -17,6 +17,8 @@ and the public functions call `implementation`. The names:
     qkv      attention that also sums and rounds the gradient for the product of Q, K and V
              (`mlbert.ops.qkv_attention`), the other ops as in ``auto``: CUDA
     slopes   as ``fused``, with GELU's derivative kept in a byte: CUDA
+    gluon    as ``fused``, with the weight kept in shared memory
+             (`mlbert.ops.triton.gluon_product`): CUDA
 
 With ``fastest``, all available implementations are verified
 and timed before a run (`mlbert.ops.proof`).

@@ -37,3 +37,9 @@ def load_fused(kind: str) -> None:
     load(kind)
     if torch.cuda.is_available() and torch.cuda.get_device_capability() != HOPPER:
         raise NativeUnavailable("is for Hopper (compute capability 9.0) only")
+
+
+def load_gluon(kind: str) -> None:
+    """Register the implementations ``gluon``. Raises as `load`."""
+    load_fused(kind)
+    importlib.import_module("mlbert.ops.triton.gluon_product")

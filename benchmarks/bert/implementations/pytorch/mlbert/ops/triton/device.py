@@ -40,14 +40,19 @@ def capability(device: torch.device) -> int:
 
 
 @functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Return how many multiprocessors a device has."""
+    if device.type != "cuda":
+        return CPU_PROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def walking_programs(device: torch.device) -> int:
     """Return how many programs fill the device once.
 
     Constant per device, so that sums are the same in every run.
     """
-    if device.type != "cuda":
-        return PROGRAMS_PER_PROCESSOR * CPU_PROCESSORS
-    return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+    return PROGRAMS_PER_PROCESSOR * multiprocessors(device)
 
 
 def sum_partials(partial: Tensor, buffer: GradientBuffer | None = None) -> Tensor:
