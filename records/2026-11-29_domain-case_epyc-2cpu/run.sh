@@ -27,13 +27,15 @@ pretrain() {
         >modernbert.log 2>&1
 }
 
-# fine_tune SIDE SEED: on few and on more labeled rows; the seed also chooses the rows.
+# fine_tune SIDE SEED: on few and on more labeled rows, ten passes, and on few also 80; the seed
+# also chooses the rows.
 fine_tune() {
-    for size in 120 1200; do
-        name=$1_${size}_$2
+    for run in 120_10 1200_10 120_80; do
+        size=${run%_*}
+        name=$1_${run}_$2
         grep -q '^next:' "finetuned/$name.log" 2>/dev/null && continue
         mlbert finetune --from "$1/model" --train "train_${size}_$2.csv" --eval eval.csv \
-            --seed "$2" --patience 0 --out "finetuned/$name" >"finetuned/$name.log" 2>&1
+            --seed "$2" --epochs "${run#*_}" --patience 0 --out "finetuned/$name" >"finetuned/$name.log" 2>&1
     done
 }
 

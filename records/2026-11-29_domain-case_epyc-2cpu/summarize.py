@@ -14,7 +14,7 @@ SIDES = {
     "modernbert": "modernbert",
     "domain": "domain",
 }
-SIZES = (120, 1200)
+RUNS = ("120_10", "120_80", "1200_10")  # labeled rows and passes over them
 SEEDS = (1, 2, 3)
 OWN = "this model"
 
@@ -27,10 +27,10 @@ def accuracy(output: str, name: str) -> float:
     return float(match[1])
 
 
-def cell(folder: Path, name: str, side: str, size: int) -> str:
+def cell(folder: Path, name: str, side: str, run: str) -> str:
     """Return mean, least and most over the seeds whose output is there."""
     line = name if name.startswith("TF-IDF") else OWN
-    paths = [folder / "finetuned" / f"{side}_{size}_{seed}.log" for seed in SEEDS]
+    paths = [folder / "finetuned" / f"{side}_{run}_{seed}.log" for seed in SEEDS]
     outputs = [path.read_text(encoding="utf-8") for path in paths if path.exists()]
     found = [accuracy(output, line) for output in outputs if "next:" in output]
     if not found:
@@ -42,7 +42,7 @@ def cell(folder: Path, name: str, side: str, size: int) -> str:
 def main(folder: Path) -> None:
     """Print the table's rows."""
     for name, side in SIDES.items():
-        cells = [cell(folder, name, side, size) for size in SIZES]
+        cells = [cell(folder, name, side, run) for run in RUNS]
         print(f"| {name} | {' | '.join(cells)} |")
 
 
