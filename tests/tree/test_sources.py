@@ -37,7 +37,8 @@ CALLED_BY_OTHERS = {
     # transformers reads them from an export.
     "models/weights/modeling_mlbert.py": (
         "_init_weights MlbertForMaskedLM MlbertForSequenceClassification "
-        "MlbertForTokenClassification set_input_embeddings resize_token_embeddings"
+        "MlbertForTokenClassification set_input_embeddings get_output_embeddings "
+        "set_output_embeddings resize_token_embeddings"
     ),
     # html.parser
     "data/prepare/corpus_files.py": (
