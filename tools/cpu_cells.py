@@ -12,8 +12,8 @@ PARTS = "parts"
 SWEEP = "sweep"
 SEQUENCES = (8, 32, 128)
 MODELS = {
-    "demo": Measured(compared=32, pairs=31, swept_layers=1, tuned_layers=1),
-    "base": Measured(compared=8, pairs=3, swept_layers=4, tuned_layers=2),
+    "demo": Measured(compared=32, pairs=31, swept_layers=1),
+    "base": Measured(compared=8, pairs=3, swept_layers=4),
 }
 
 

@@ -32,16 +32,13 @@ import torch
 import cpu_record_page
 from cpu_cells import COMPARE, MODELS, PARTS, Cell, cells_of
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.batches import HostBatch
 from mlbert.host.files import write_atomically
 from mlbert.host.machine import busy_seconds, processor_name
 from mlbert.host.provenance import shipped
-from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.ops.precision import has_bf16_products
 from mlbert.programs.bench import step_time
-from mlbert.programs.bench.expert import Choice, fastest_side
 from mlbert.programs.bench.sides import make_batch
 from op_shares import op_shares
 
@@ -50,7 +47,7 @@ TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SEED = 1
 LOOK_SECONDS = 2.0  # for which the machine must be quiet before a measurement
 QUIET_CORES = 0.25  # that other programs may use
-MAX_SECONDS = 600  # of a measurement
+MAX_SECONDS = 1800  # of a measurement; the expert's search at base size takes most
 MINUTES = 15.0
 
 
@@ -66,11 +63,9 @@ def measure(cell: Cell) -> dict[str, Any]:
     config = BertConfig.from_json(shipped("configs") / f"{cell.model}.json")
     if cell.kind == PARTS:
         return _measure_parts(config, cell.sequences, dtype)
-    choice = None
     peers: tuple[str, ...] = ()
     if cell.kind == COMPARE:
         peers = ("huggingface", "expert")
-        choice = _tuned_choice(with_layers(config, measured.tuned_layers), cell.sequences, dtype)
     else:
         config = with_layers(config, measured.swept_layers)
     return step_time.run(
@@ -82,7 +77,6 @@ def measure(cell: Cell) -> dict[str, Any]:
         None,
         SEED,
         torch.device("cpu"),
-        expert_choice=choice,
     )
 
 
@@ -94,16 +88,6 @@ def _measure_parts(config: BertConfig, sequences: int, dtype: torch.dtype) -> di
     record = step_time.common_record(config, batch, dtype, torch.device("cpu"), implementations)
     peak = max(peak, gemm_peak_flops(dtype))
     return {**record, "gemm_peak_flops_per_second": peak, **asdict(shares)}
-
-
-def _tuned_choice(config: BertConfig, sequences: int, dtype: torch.dtype) -> Choice:
-    """Return the expert's fastest form for a model of few layers."""
-    batch: HostBatch = make_batch(config, sequences, None, SEED)
-    model = BertForPreTraining(config, dtype)
-    model.initialize(SEED)
-    _, record = fastest_side(config, batch, dtype, model)
-    chosen: Any = record["choice"]
-    return Choice(**chosen)
 
 
 def with_layers(config: BertConfig, layers: int) -> BertConfig:

@@ -14,13 +14,11 @@ class Measured:
         pairs: steps of each side, with that many sequences.
         swept_layers: layers in the measurements of threads and sequences, which take long for
             BERT-base with all of them.
-        tuned_layers: layers with which the expert's form is chosen.
     """
 
     compared: int
     pairs: int
     swept_layers: int
-    tuned_layers: int
 
     def pairs_of(self, sequences: int) -> int:
         """Return the steps to measure with a batch of this size: fewer if they take longer."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import platform
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -24,7 +23,7 @@ from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.ops.precision import has_bf16_products
-from mlbert.programs.bench.expert import Choice, expert_side, fastest_side
+from mlbert.programs.bench.expert import fastest_side
 from mlbert.programs.bench.sides import Side, alternate, make_batch, our_side, their_side
 
 CHOICE_STEPS = 3  # measured steps in each dtype
@@ -39,7 +38,6 @@ def run(
     data: Path | None,
     seed: int,
     device: torch.device,
-    expert_choice: Choice | None = None,
 ) -> dict[str, object]:
     """Run the benchmark and return a JSON-able record; times in seconds, rates per second.
 
@@ -52,7 +50,6 @@ def run(
         data: prepared set to read sequences from.
         seed: seed of weights, data and dropout.
         device: where to compute.
-        expert_choice: form of the expert's step; None tries several and takes the fastest.
     """
     implementations = ops.select("auto", device)
     batch = make_batch(config, packs, data, seed)
@@ -63,10 +60,7 @@ def run(
     record: dict[str, object] = {}
     if "huggingface" in versus:
         peers.append(their_side(config, batch, dtype, model))
-    if "expert" in versus and expert_choice is not None:
-        peers.append(expert_side(config, batch, dtype, model, expert_choice))
-        record["expert"] = {"choice": asdict(expert_choice)}
-    elif "expert" in versus:
+    if "expert" in versus:
         side, record["expert"] = fastest_side(config, batch, dtype, model)
         peers.append(side)
     sides = [our_side(batch, model, seed, as_graph=device.type == "cuda"), *peers]
