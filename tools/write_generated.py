@@ -85,7 +85,7 @@ def settings_text() -> str:
     last = None
     for setting, default in defaults:
         if setting.section != last:
-            text += f"\n## {setting.section.__name__.removesuffix('Config')}\n\n"
+            text += f"\n## {setting.group}\n\n"
         text = text + setting_line(setting, default)
         last = setting.section
     return text + FOOTER

@@ -145,6 +145,18 @@ def test_train_help_names_every_setting(run_mlbert):
     assert squeezed.count("default:") + squeezed.count(";required") >= len(rows)
 
 
+def test_train_help_has_the_groups_of_the_settings_page(run_mlbert):
+    _, out, _ = run_mlbert("train", "--help")
+    titles = re.findall(r"^(\w.*):$", out, re.MULTILINE)
+    assert titles[0] == "Options"
+    page = Path(__file__).parents[3] / "docs/settings.md"
+    on_page = re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE)
+    assert titles[1:] == [title for title in on_page if title in titles]
+    optimizer = out.split("\nOptimizer:\n")[1].split("\n\n")[0]
+    assert "--weight_decay_rate" in optimizer
+    assert "--input_dir" not in optimizer
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

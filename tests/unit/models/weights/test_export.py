@@ -109,8 +109,8 @@ def test_hugging_face_reads_its_copy(tmp_path, model, kind):
 
 def test_a_published_card_names_no_folder_and_no_machine(tmp_path):
     facts = {
-        "command": "/home/ada/mlbert finetune --from '/home/ada/my model' --out=/home/ada/x a=b",
-        "train_data": Path("/home/ada/rows.csv"),
+        "command": "/srv/ada/mlbert finetune --from '/srv/ada/my model' --out=/srv/ada/x a=b",
+        "train_data": Path("/srv/ada/rows.csv"),
         "hosts": ["ada-laptop"],
     }
     shape = dataclasses.replace(ROTARY, tie_word_embeddings=True, classifier_pooling="mean")

@@ -73,7 +73,8 @@ def padded_inputs() -> dict[str, torch.Tensor]:
 @torch.no_grad()
 def output(model: Any, **inputs: Any) -> torch.Tensor:
     """Return the model's main output."""
-    return model(**{**padded_inputs(), **inputs})[0]
+    merged = padded_inputs() | inputs
+    return model(**merged)[0]
 
 
 def labels_for(model: Any) -> torch.Tensor:

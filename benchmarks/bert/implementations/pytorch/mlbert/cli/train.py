@@ -146,6 +146,17 @@ class _Train(TyperCommand):
             return ctx.args
         return super().parse_args(ctx, args)
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options in the groups of the settings page."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if (row := parameter.get_help_record(ctx)) is not None:
+                group = getattr(parameter, "rich_help_panel", None) or "Options"
+                groups.setdefault(group, []).append(row)
+        for group, rows in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(rows)
+
     def invoke(self, ctx: Any) -> int:
         """Run the command and return its exit status."""
         return _run(ctx.args)
@@ -364,7 +375,13 @@ def _described() -> Callable[..., None]:
             (
                 name,
                 str | None,
-                typer.Option(row.flag, help=text, metavar="VALUE", show_default=False),
+                typer.Option(
+                    row.flag,
+                    help=text,
+                    metavar="VALUE",
+                    show_default=False,
+                    rich_help_panel=row.group,
+                ),
             )
         )
     parameters = [

@@ -162,6 +162,11 @@ class Setting:
         return self.words if self.registry is None else tuple(self.registry)
 
     @property
+    def group(self) -> str:
+        """Title of its group on the settings page and in the help."""
+        return self.section.__name__.removesuffix("Config")
+
+    @property
     def flag(self) -> str:
         """The flag; empty if only the launchers read the setting."""
         return f"--{self.key}" if self.key else ""
