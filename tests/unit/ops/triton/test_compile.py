@@ -22,6 +22,9 @@ cast = tool.cast
 # for all GPUs, which takes too long for a test.
 ARCH = 90
 ATTENTION = "attention H=64 bf16 dropout"
+# Bytes per thread that the Gluon product's partitions spill, forward and backward. What it
+# costs is not measured.
+PARTITION_SPILLS = 456
 # Bytes per thread that the gradient of keys and values spills with its limit of registers.
 LIMITED_SPILLS = 64
 ROUNDING_SPILLS = 80  # where it also rounds to FP8
@@ -77,6 +80,8 @@ def test_kernels_compile(case):
         if report.kernel == "attention_key_value_gradient_kernel":
             allowed = ROUNDING_SPILLS if "fp8" in case else LIMITED_SPILLS
             allowed = 0 if "local" in case else allowed
+        elif report.kernel == "gluon_product_kernel":
+            allowed = PARTITION_SPILLS
         assert report.assembly.spilled <= allowed, (
             f"{report.kernel} spills {report.assembly.spilled} bytes per thread"
         )
