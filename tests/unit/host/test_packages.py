@@ -3,9 +3,11 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 import mlbert
 from mlbert.host.repository import HOMES
-from programs import run_checked, user_environ, write_files
+from programs import run_checked, run_quietly, user_environ, write_files
 
 PROGRAM = """
 from mlbert.host.packages import import_sibling
@@ -33,3 +35,25 @@ def test_commands_of_a_front_end_need_only_this_package_in_the_search_path(tmp_p
             sys.executable, "-m", "mlbert", command, "--help", env=environ, cwd=tmp_path
         )
         assert "YAML" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise RuntimeError('built for another Python')", "RuntimeError: built for another"),
+        ("", "has no attribute"),  # another version, without the name that is used
+        ("def", "SyntaxError"),
+    ],
+)
+def test_a_broken_package_of_the_search_path_is_one_line(code: str, reason: str, tmp_path: Path):
+    write_files(tmp_path / "numpy", {"__init__.py": code, "typing.py": ""})
+    package = Path(mlbert.__file__).resolve().parents[1]
+    environ = user_environ(PYTHONPATH=f"{tmp_path}:{package}")
+    words = ["-m", "mlbert", "prepare", "python-text", "--out", tmp_path / "out"]
+    done = run_quietly(sys.executable, *words, env=environ, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    begin = f"mlbert: error: {tmp_path}: a package in this folder of PYTHONPATH fails: "
+    assert done.stderr.startswith(begin)
+    assert reason in done.stderr
+    assert done.stderr.endswith(". [package.broken]\n")
+    assert done.stderr.count("\n") == 1

@@ -7,6 +7,7 @@ A user error is one line on standard error and exit code 2; ``--debug`` adds the
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +21,13 @@ from typer import completion
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from mlbert.host.environment import environment
 from mlbert.host.errors import Refused, UserError, install_words
 from mlbert.host.exit_statuses import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
 from mlbert.host.first_report import is_first_rank, is_one_of_many, reporting_once
 from mlbert.host.packages import import_sibling
 from mlbert.host.registry import Choice, Registry
+from mlbert.host.repository import repository
 
 COMPLETION = ("--install-completion", "--show-completion")
 Shell = Literal["bash", "zsh", "fish"]
@@ -368,7 +371,7 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
         return _print_error(_NO_MEMORY, debug)
     except ModuleNotFoundError as error:
         if error.name != "torch":
-            return _report_defect(error)
+            return _report_broken_package(error, debug)
         missing = UserError("package.missing", "torch", "is not installed", install_words("train"))
         _print_error(missing.as_line(), debug)
         return missing.exit_status
@@ -380,13 +383,50 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
             return _print_error(f"{error}. {_REMEDIES[errno.ELOOP]}.", debug)
         # Typer's usage errors (an unknown option, a value out of range) have no public base class.
         if not hasattr(error, "format_message"):
-            return _report_defect(error)
+            return _report_broken_package(error, debug)
         context = getattr(error, "ctx", None)
         command = _program if context is None else context.command_path
         message = error.format_message().rstrip(".")
         return _print_error(
             f"{message}{'' if message.endswith('?') else '.'} See {command} --help.", debug
         )
+
+
+def _report_broken_package(error: Exception, debug: bool) -> int:
+    """Report an error of a package that PYTHONPATH names: it replaces the one that is installed.
+    Any other error is a defect of this program.
+    """
+    folder = _folder_of_search_path(error)
+    if folder is None:
+        return _report_defect(error)
+    problem = f"a package in this folder of PYTHONPATH fails: {type(error).__name__}: {error}"
+    remedy = "Run the command again after: unset PYTHONPATH"
+    broken = UserError("package.broken", folder, problem, remedy)
+    _print_error(broken.as_line(), debug)
+    return broken.exit_status
+
+
+def _folder_of_search_path(error: Exception) -> Path | None:
+    """Return the folder of PYTHONPATH with the code that raised an error, or with the module that
+    lacks a name; None if it is elsewhere, or in the repository of this program.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    # `path` is an ImportError's, `filename` a SyntaxError's, `obj` an AttributeError's.
+    module = getattr(error, "obj", None)
+    named = (
+        getattr(error, "path", None),
+        getattr(error, "filename", None),
+        getattr(module, "__file__", None),
+    )
+    files = [*named, *(frame.filename for frame in frames[-1:])]
+    own = repository()
+    for entry in filter(None, environment().get("PYTHONPATH", "").split(os.pathsep)):
+        folder = Path(entry).resolve()
+        if own is not None and folder.is_relative_to(own):
+            continue
+        if any(Path(file).resolve().is_relative_to(folder) for file in files if file):
+            return folder
+    return None
 
 
 def _report_defect(error: BaseException) -> int:

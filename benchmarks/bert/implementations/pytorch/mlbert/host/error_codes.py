@@ -31,6 +31,9 @@ ERROR_CODES: Mapping[str, str] = {
         "Methods of MLPerfCallback were called in an order that cannot give a valid log."
     ),
     "command.launcher": "This command starts its own processes and must not run under a launcher.",
+    "package.broken": (
+        "A package that PYTHONPATH names fails. It is used in place of the installed one."
+    ),
     "package.missing": (
         "An optional Python package is not installed; the message gives the command."
     ),
