@@ -413,12 +413,12 @@ def _folder_of_search_path(error: Exception) -> Path | None:
     frames = traceback.extract_tb(error.__traceback__)
     # `path` is an ImportError's, `filename` a SyntaxError's, `obj` an AttributeError's.
     module = getattr(error, "obj", None)
-    named = (
+    files = [
         getattr(error, "path", None),
         getattr(error, "filename", None),
         getattr(module, "__file__", None),
-    )
-    files = [*named, *(frame.filename for frame in frames[-1:])]
+    ]
+    files += [frame.filename for frame in frames[-1:]]
     own = repository()
     for entry in filter(None, environment().get("PYTHONPATH", "").split(os.pathsep)):
         folder = Path(entry).resolve()
