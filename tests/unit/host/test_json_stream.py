@@ -56,7 +56,7 @@ def test_equals_reading_at_once(
 
 
 @given(st.dictionaries(NAMES, VALUES, min_size=1, max_size=3), st.data())
-def test_what_is_no_json_is_refused(document: dict[str, Any], data: st.DataObject) -> None:
+def test_damaged_json_is_refused(document: dict[str, Any], data: st.DataObject) -> None:
     text = json.dumps(document)
     place = data.draw(st.integers(0, len(text) - 1))
     damaged = (
@@ -88,7 +88,7 @@ def test_what_is_no_json_is_refused(document: dict[str, Any], data: st.DataObjec
         "{1: 2}",
     ],
 )
-def test_these_are_no_objects(text: str) -> None:
+def test_invalid_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         read(text, 16)
 

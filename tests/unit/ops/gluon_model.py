@@ -156,7 +156,7 @@ class Model:
 
     def __init__(self, seed: int, program: int, programs: int) -> None:
         self._random = random.Random(seed)
-        # Some copies must end late to show that nobody waits for them.
+        # Some copies must end late to show that no partition waits for them.
         self._ends_newest_first = self._random.random() < 0.5
         self._ending = self._random.choice((0.1, 0.5, 0.9))
         self._program = program

@@ -11,23 +11,11 @@ import torch
 import transformers
 
 import mlbert
+import remote_shapes
+from remote_shapes import CLOSE, FORMS, LENGTHS, padded_inputs
 from same_weights import randomize
 
-SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 24,
-}
-FORMS = {
-    "MosaicBERT": {"position_embedding_type": "alibi", "gated_mlp": True},
-    "pre": {"norm_position": "pre"},
-    "untied": {"position_embedding_type": "alibi", "tie_word_embeddings": False},
-}
-CLOSE = {"atol": 1e-5, "rtol": 1e-5}
-LENGTHS = (9, 5)
+SIZES = remote_shapes.SIZES | {"num_hidden_layers": 3}
 
 
 @pytest.fixture(params=FORMS)
@@ -38,9 +26,7 @@ def shape(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.fixture
 def inputs() -> dict[str, torch.Tensor]:
-    is_token = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
-    ids = torch.randint(5, 61, is_token.shape, generator=torch.Generator().manual_seed(0))
-    return {"input_ids": ids.where(is_token, 0), "attention_mask": is_token.long()}
+    return padded_inputs()
 
 
 @pytest.fixture

@@ -19,24 +19,10 @@ import transformers
 from safetensors.torch import load_file
 
 import mlbert
+from remote_shapes import CLOSE, FORMS, LENGTHS, SIZES, padded_inputs
 from same_weights import randomize
 
-SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 24,
-}
-FORMS = {
-    "MosaicBERT": {"position_embedding_type": "alibi", "gated_mlp": True},
-    "pre": {"norm_position": "pre"},
-    "untied": {"position_embedding_type": "alibi", "tie_word_embeddings": False},
-}
 HEADS = ("", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
-CLOSE = {"atol": 1e-5, "rtol": 1e-5}
-LENGTHS = (9, 5)
 WIDTH = max(LENGTHS)
 
 
@@ -62,12 +48,6 @@ def load(folder: Path, head: str = "ForMaskedLM", **more: object) -> Any:
     found = auto.from_pretrained(folder, trust_remote_code=True, **more)
     assert type(found).__name__ == f"Mlbert{head or 'Model'}"
     return found.eval()
-
-
-def padded_inputs() -> dict[str, torch.Tensor]:
-    is_token = torch.arange(WIDTH) < torch.tensor(LENGTHS)[:, None]
-    ids = torch.randint(5, 61, is_token.shape, generator=torch.Generator().manual_seed(0))
-    return {"input_ids": ids.where(is_token, 0), "attention_mask": is_token.long()}
 
 
 @torch.no_grad()

@@ -85,8 +85,8 @@ class CacheLimit:
 
     Args:
         most_bytes: of all files of these caches.
-        caches: each folder, and what says whether a name is that of a shard, which may be deleted;
-            as may be the file of its tokens.
+        caches: each folder, with a function that returns True for the name of one of its shards.
+            These, and the files of their tokens, may be deleted.
         warn: called once, with one line, if the files in use are more than the limit.
     """
 

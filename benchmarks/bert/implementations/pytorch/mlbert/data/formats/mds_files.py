@@ -175,6 +175,7 @@ def fetch_index(remote: str, cache: Path) -> Path:
                     write_atomically(path, head)
                 else:
                     fetch_file(url, path)
+                return path
     if not (_has_content(path, head) if is_all else _is_copy(path, url)):
         reason = f"holds a different data set, not that of {remote}"
         raise UserError("data.mixed", cache, reason, "Choose another cache folder")

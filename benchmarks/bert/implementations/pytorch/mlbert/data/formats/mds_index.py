@@ -1,10 +1,10 @@
 """The index of an MDS set: index.json, which lists the shards.
 
 A set of 100 TB has millions of shards, and an index of more than a gigabyte. So the index is
-mapped into memory, its entries are checked one after the other, and only where each one is and how
-many samples it has remain in memory: 16 bytes a shard, and 8 for its name. An entry is parsed again
-when its shard is opened. For large indexes these arrays are kept in the user's cache folder, where
-the processes of a machine share them.
+mapped into memory, and its entries are checked one after the other. Only the place of each entry,
+its number of samples and a hash of its name remain in memory: 32 bytes a shard. An entry is parsed
+again when its shard is used. For large indexes these arrays are kept in the user's cache folder,
+where the processes of a machine share them.
 
 Legend: F shards.
 """
@@ -16,6 +16,7 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -35,6 +36,7 @@ _Model = TypeVar("_Model", bound=Document)
 _SHARDS = "shards"
 _CACHED_BYTES = 1 << 24  # a smaller index is checked in less than a second
 _VERSION = 1  # of the arrays in the cache
+_KEPT_ENTRIES = 1024  # parsed ones: loaders ask for the same few shards again and again
 _ARRAYS = ("edges", "num_samples", "names", "rest", "sha256")
 
 
@@ -61,7 +63,7 @@ class Column(NamedTuple):
 
 
 class ShardTable:
-    """The entries of an index, each parsed when it is asked for.
+    """The entries of an index, each parsed when it is asked for. Thread-safe.
 
     Args:
         content: uint8 [B], the text of the index.
@@ -73,6 +75,7 @@ class ShardTable:
         self._content = content
         self._edges = edges
         self._names = names
+        self._entry = lru_cache(_KEPT_ENTRIES)(self._parse)
 
     def __len__(self) -> int:
         """Return the number of shards (F)."""
@@ -82,12 +85,15 @@ class ShardTable:
         """Return the entry of shard ``number``, 0 to F - 1. Raises IndexError."""
         if not 0 <= number < len(self):
             raise IndexError(number)
-        start, end = self._edges[number].tolist()
-        return ShardInfo.model_validate(parse_json(self._content[start:end].tobytes()))
+        return self._entry(number)
 
     def __iter__(self) -> Iterator[ShardInfo]:
         """Return an iterator over all entries."""
-        return map(self.__getitem__, range(len(self)))
+        return map(self._parse, range(len(self)))
+
+    def _parse(self, number: int) -> ShardInfo:
+        start, end = self._edges[number].tolist()
+        return ShardInfo.model_validate(parse_json(self._content[start:end].tobytes()))
 
     def has_name(self, name: str) -> bool:
         """Return True if an uncompressed shard has this name (compared by 64-bit hashes)."""

@@ -67,7 +67,10 @@ def describe(folder: Path, most: Widths | None = None) -> StoreInfo:
     of a sample, no shard is read. Raises UserError if the index is damaged or has other columns, or
     if the first shard is missing.
     """
-    index = read_index(folder)
+    return _described(folder, read_index(folder), most)
+
+
+def _described(folder: Path, index: MdsIndex, most: Widths | None = None) -> StoreInfo:
     widths = most or _widths(folder, index.shards[0])
     return StoreInfo(
         folder=Path(folder),
@@ -90,10 +93,10 @@ class MdsSamples(IndexedStore):
 
     def __init__(self, folder: Path | str) -> None:
         folder = Path(folder)
-        self.info = describe(folder)
+        index = read_index(folder)
+        self.info = _described(folder, index)
         self._sizes = _sizes_of(Widths(self.info.max_seq_length, self.info.max_predictions))
         self._num_bytes = _HEAD + int(self._sizes.sum())  # of a sample (B)
-        index = read_index(folder)
         shards = index.shards
         with ThreadPoolExecutor(_THREADS) as pool:
             self._paths = list(

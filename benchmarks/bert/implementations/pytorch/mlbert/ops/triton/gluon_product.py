@@ -9,8 +9,8 @@ stream past it:
     two consumers, four       multiply one tile each: while one of them runs the matrix products,
     warps each                the other computes GELU, casts and stores
 
-Barriers (PTX ISA, "mbarrier"; a wait only knows whether a phase is odd, so nobody may wait for a
-phase that is two away):
+Barriers (PTX ISA, "mbarrier"; a wait only knows whether a phase is odd, so no partition may wait
+for a phase that is two away):
 
     full[s], empty[s]   slot s of the ring has data; the consumer has finished with it
     turn[c]             consumer c may use the ring. Without it, a consumer would mistake the data
@@ -43,18 +43,18 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from mlbert.ops import forms as registry
 from mlbert.ops.fp8_scaling import Quantized
 from mlbert.ops.triton.device import multiprocessors, sum_partials
-from mlbert.ops.triton.fp8_copies import quantized_buffers
 from mlbert.ops.triton.gelu import gelu_parts
+from mlbert.ops.triton.product import buffers_of_product
 
 # Of a tile: rows of the activations, rows of the weight, and FP8 numbers of both in a step.
 ROWS = 64
 COLUMNS = 128
 INNER = 128
-# Consumers, each with a tile of its own.
+# Partitions that multiply, each a different tile.
 CONSUMERS = 2
 # 128 KiB of weight fill shared memory, with the ring and what waits to be stored.
 MAX_STEPS = 8
-# Slots of the ring. Backward, the sums over a tile's rows need a slot's room.
+# Slots of the ring. Backward, the sums over a tile's rows take the memory of one slot.
 FORWARD_STAGES = 4
 BACKWARD_STAGES = 3
 PAIR = gl.constexpr(CONSUMERS)
@@ -104,13 +104,8 @@ def product_gelu_backward(
 
 def _product(a, b, inverses, pre, bias, scale, amax, dtype, partial) -> Quantized:
     tokens, columns = pre.shape
-    inner = a.shape[1]
-    assert all(x.is_contiguous() for x in (a, b, pre)), (
-        "contiguous operands and pre-activations expected"
-    )
-    assert b.shape == (columns, inner), f"{tuple(b.shape)} for a product of {tuple(a.shape)}"
     assert pre.dtype == torch.bfloat16, f"{pre.dtype} instead of bfloat16 pre-activations"
-    copies = quantized_buffers(pre, dtype)
+    copies = buffers_of_product(a, b, pre, dtype)
     programs = num_programs(tokens, columns, multiprocessors(a.device))
     by_rows = [ROWS, COLUMNS]
     gluon_product_kernel[(programs,)](
@@ -127,7 +122,7 @@ def _product(a, b, inverses, pre, bias, scale, amax, dtype, partial) -> Quantize
         tokens,
         columns,
         columns // COLUMNS,
-        inner // INNER,
+        a.shape[1] // INNER,
         FORWARD_STAGES if partial is None else BACKWARD_STAGES,
         ROWS,
         COLUMNS,
@@ -184,7 +179,7 @@ def consume(
         tile = PAIR * pair + WHICH
         first_row = tile * ROWS
         if partial is not None:
-            # The tile before has been read, and its room is written through another proxy.
+            # The previous tile has been read. Its memory is now written through another proxy.
             fence_async_shared()
             gl.thread_barrier()
             mbarrier.expect(pre_full.index(WHICH), ROWS * COLUMNS * 2)

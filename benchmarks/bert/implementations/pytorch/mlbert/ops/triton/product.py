@@ -93,13 +93,22 @@ def product_slope_backward(
     return copies, sum_partials(partial, buffer)
 
 
-def _product(a, b, inverses, pre, bias, scale, amax, dtype, partial) -> Quantized:
-    tokens, columns = pre.shape
+def buffers_of_product(a, b, pre, dtype) -> Quantized:
+    """Return empty FP8 copies for what follows the product of a [T, D] and b [F, D].
+
+    Asserts that ``pre`` [T, F] fits them.
+    """
+    columns = pre.shape[1]
     assert all(x.is_contiguous() for x in (a, b, pre)), (
         "contiguous operands and pre-activations expected"
     )
     assert b.shape == (columns, a.shape[1]), f"{tuple(b.shape)} for a product of {tuple(a.shape)}"
-    copies = quantized_buffers(pre, dtype)
+    return quantized_buffers(pre, dtype)
+
+
+def _product(a, b, inverses, pre, bias, scale, amax, dtype, partial) -> Quantized:
+    tokens, columns = pre.shape
+    copies = buffers_of_product(a, b, pre, dtype)
     if a.numel():
         grid = (triton.cdiv(columns, COLUMNS), triton.cdiv(tokens, ROWS))
         by_rows = [ROWS, COLUMNS]
