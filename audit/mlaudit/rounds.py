@@ -98,7 +98,7 @@ def judge(
         given = round_of_ruleset(ruleset)
         return Judged(given, f"{subject}: judged as round {given.name}, as --ruleset asks")
     if any(log.is_ours for log in logs):
-        return Judged(LATEST, f"{subject}: this code's, which keeps the rules of {LATEST.name}")
+        return Judged(LATEST, f"{subject}, of this code: round {LATEST.name}")
     if not days:
         found = _round_of_words(logs, system)
         return Judged(found, f"{subject}: judged as round {found.name} by their words")

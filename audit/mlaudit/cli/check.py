@@ -73,7 +73,9 @@ def check(
             for finding in findings:
                 if finding.check == ROUND:
                     console.print(safe(finding.words))
-            console.print(_as_table(findings, str(path)))
+            console.print(f"{safe(path)}: {_verdict(findings)}\n")
+            console.print(_as_table(findings))
+            console.print(safe(_summary(findings)))
     if html is not None:
         from mlaudit.report.page import findings_page  # matplotlib takes a second
 
@@ -84,13 +86,16 @@ def check(
         raise typer.Exit(1)
 
 
-def _as_table(findings: list[Finding], subject: str) -> Table:
+def _verdict(findings: list[Finding]) -> str:
+    num_failed = sum(finding.outcome is Outcome.ERROR for finding in findings)
+    return f"{num_failed} of {len(findings)} checks FAILED" if num_failed else "no errors"
+
+
+def _as_table(findings: list[Finding]) -> Table:
     """Return a table with the worst findings first and one row per subject for our own passed
     checks.
     """
-    num_failed = sum(finding.outcome is Outcome.ERROR for finding in findings)
-    verdict = f"{num_failed} of {len(findings)} checks FAILED" if num_failed else "no errors"
-    table = new_table(f"{safe(subject)}: {verdict}", ("result", "check"))
+    table = new_table("", ("result", "check"))
     passed: dict[str, list[str]] = {}
     for finding in sorted(findings, key=lambda finding: -finding.severity):
         if finding.check == ROUND:
@@ -104,7 +109,6 @@ def _as_table(findings: list[Finding], subject: str) -> Table:
         table.add_row(*_row(finding.outcome, finding.check, finding.subject, words))
     for name, checks in passed.items():
         table.add_row(*_row(Outcome.PASS, "own checks", name, f"{len(checks)} passed"))
-    table.caption = safe(_summary(findings))
     return table
 
 
@@ -112,16 +116,18 @@ def _summary(findings: list[Finding]) -> str:
     """Return how many checks passed and how many did not, with the reasons of skipped ones."""
     counted = [finding for finding in findings if finding.check != ROUND]
     num_passed = sum(finding.outcome is Outcome.PASS for finding in counted)
-    parts = [f"Passed: {num_passed} checks"]
-    for outcome in (Outcome.NOTE, Outcome.SKIP, Outcome.WARN, Outcome.ERROR):
+    parts = []
+    for outcome in (Outcome.ERROR, Outcome.WARN, Outcome.NOTE, Outcome.SKIP):
         found = [finding for finding in counted if finding.outcome is outcome]
         if not found:
             continue
         plural = "s" if len(found) > 1 and outcome is not Outcome.SKIP else ""
         reasons = "; ".join(dict.fromkeys(finding.words for finding in found))
-        more = f" ({reasons})" if outcome is Outcome.SKIP else ""
+        more = f": {reasons}" if outcome is Outcome.SKIP else ""
         parts.append(f"{len(found)} {outcome.value}{plural}{more}")
-    return ", ".join(parts)
+    is_bad = any(finding.outcome in (Outcome.ERROR, Outcome.WARN) for finding in counted)
+    passed = f"{num_passed} checks passed" if is_bad else f"All {num_passed} checks passed"
+    return f"{passed} ({', '.join(parts)})." if parts else f"{passed}."
 
 
 def _row(outcome: Outcome, check_name: str, subject: str, words: str) -> tuple[str, str]:

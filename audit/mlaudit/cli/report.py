@@ -39,6 +39,11 @@ _SYSTEMS = {
     "samples to target": "samples",
     "samples/s": "/s",
 }
+# Simple predictors, in the words of `mlbert pretrain`.
+_BASELINES = {
+    "bigram": "guessing from one neighbor",
+    "most_frequent": "always guessing the most frequent token",
+}
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -87,9 +92,11 @@ def _print(console: Console, results: Sequence[Result], prices: Prices) -> None:
         runs = tables.runs(result)
         metrics = [title for title in evaluation_titles().values() if title in runs.columns]
         headers = {**_RUNS, **dict(zip(metrics, metrics, strict=True))}
-        console.print(as_table(f"Runs in {result.system.folder}", runs, headers))
+        console.print(safe(f"Runs in {result.system.folder}"))
+        console.print(as_table("", runs, headers))
         for name, accuracy in result.system.baselines.items():
-            console.print(f"baseline {name.replace('_', ' ')}: accuracy {accuracy:.4f}")
+            words = _BASELINES.get(name, name.replace("_", " "))
+            console.print(f"accuracy of {words}: {accuracy:.4f}")
         for what, share in result.peak_shares.items():
             console.print(f"{tables.percent(share)} of the {what}")
         console.print(f"{tables.time_to_train(result)}: {tables.meaning(result)}")

@@ -14,6 +14,7 @@ from mlaudit.planner.cost import Estimate
 from mlaudit.report.results import FASTEST, SLOWEST, Result
 from mlaudit.report.runs import Points, ReportedRun, finite, thin
 from mlaudit.report.svg import COLORS, SERIES, Chart, draw, in_thousands, label_rows, logarithmic
+from mlaudit.report.tables import ReportTable
 from mlaudit.rules import BENCHMARK, ReferencePoint
 
 _MINUTE = 60.0
@@ -32,7 +33,10 @@ _MOST_POINTS = 20_000  # in one figure
 _LEAST_POINTS = 4  # per curve
 _MOST_MARKED = 80  # points of a curve with a mark at each
 _MOST_TARGETS = 3
-_DASHES = ("-", "--", ":")  # a repeated color gets the next one
+# Lines of systems next to each other differ in these, too, not in color alone.
+_DASHES = ("-", "--", ":", "-.")
+_MOST_FOUND = 3  # systems in the sentence about a figure; of more, the lowest and the highest
+_MOST_ROWS = 100  # of a figure's table of points
 # Distance below the target, relative to the lowest accuracy: of the median, and to show.
 _CROWDED = 0.15
 _SHOWN = 0.2
@@ -45,6 +49,7 @@ class Curve(NamedTuple):
     words: str  # in the legend
     points: Points
     dashes: str = "-"
+    name: str = ""  # in the table of points, if not that of the legend
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
@@ -81,11 +86,15 @@ def times_to_train(results: Sequence[Result]) -> Chart | None:
 
 def _times_of_runs(result: Result) -> Chart | None:
     runs = [(run, run.seconds) for run in result.runs if run.seconds is not None]
-    if not runs:
+    if len(runs) < 2:  # the headline has the time of a single run
         return None
     scale, unit = time_unit(max(seconds for _, seconds in runs))
     values = [seconds / scale for _, seconds in runs]
     digits = 3 if max(values) < 10 else 1
+    points = ReportTable(
+        ["run", unit],
+        [[run.name, f"{value:.{digits}f}"] for (run, _), value in zip(runs, values, strict=True)],
+    )
 
     def paint(axes: Axes) -> None:
         colors, words = zip(*(_mark(result, run) for run, _ in runs), strict=True)
@@ -110,7 +119,8 @@ def _times_of_runs(result: Result) -> Chart | None:
             )
         axes.set_xlabel(unit)
 
-    return draw("Time to train of each run", paint, len(runs))
+    finding = f"{len(runs)} runs take {_range(values)} {unit}"
+    return draw("Time to train of each run", paint, finding, points, len(runs))
 
 
 def samples_to_target(results: Sequence[Result]) -> Chart | None:
@@ -148,8 +158,8 @@ def _strips(
     words: str,
     decorate: Callable[[Axes], None] = lambda axes: None,
 ) -> Chart | None:
-    """Draw a row of dots per system, with its olympic mean."""
-    if not any(values):
+    """Draw a row of dots per system, with its olympic mean; None for less than two dots."""
+    if sum(map(len, values)) < 2:
         return None
 
     def paint(axes: Axes) -> None:
@@ -180,7 +190,22 @@ def _strips(
         axes.set_xlabel(x_label)
         decorate(axes)
 
-    return draw(title, paint, len(results))
+    names = [result.system.name for result in results]
+    drawn = [(name, numbers) for name, numbers in zip(names, values, strict=True) if numbers]
+    if len(drawn) > _MOST_FOUND:
+        drawn.sort(key=lambda one: statistics.median(one[1]))
+        drawn = [drawn[0], drawn[-1]]
+    findings = [
+        f"{name}: {_range(numbers)}" if len(names) > 1 else _range(numbers)
+        for name, numbers in drawn
+    ]
+    rows = [
+        [name, _shown(number)]
+        for name, numbers in zip(names, values, strict=True)
+        for number in numbers
+    ]
+    points = _table(["system", x_label], rows)
+    return draw(title, paint, f"{'; '.join(findings)} {x_label}", points, len(results))
 
 
 def where_time_went(results: Sequence[Result]) -> Chart | None:
@@ -224,7 +249,18 @@ def where_time_went(results: Sequence[Result]) -> Chart | None:
         label_rows(axes, labels)
         axes.set_xlabel(unit)
 
-    return draw("Where the time went", paint, len(labels), _note_on_times(results))
+    shares = widths[:, 1:].sum(0) / max(widths[:, 1:].sum(), 1e-9)
+    words = [part[2] for part in _PARTS[1:]]
+    finding = ", ".join(
+        f"{name} {share:.0%}".replace("%", " %")
+        for name, share in zip(words, shares, strict=True)
+        if share > _LEAST_SHARE
+    )
+    finding = finding[:1].upper() + finding[1:]
+    rows = [[label, *map(_shown, row)] for label, row in zip(labels, (widths / scale), strict=True)]
+    points = _table(["", *(f"{part[2]}, {unit}" for part in _PARTS)], rows)
+    note = _note_on_times(results)
+    return draw("Where the time went", paint, finding, points, len(labels), note)
 
 
 def _note_on_times(results: Sequence[Result]) -> str:
@@ -271,7 +307,25 @@ def accuracy(results: Sequence[Result], over: str) -> Chart | None:
     what = "Accuracy" if is_bert else "Quality"
     axis = "samples" if over == "samples" else "time"
     where = "" if bottom is None else ", near the target"
-    return curve_chart(f"{what} over {axis}{where}", curves, over, decorate)
+    finding = _reached(results[0], over) if lone is not None else ""
+    return curve_chart(f"{what} over {axis}{where}", curves, over, decorate, finding=finding)
+
+
+def _reached(result: Result, over: str) -> str:
+    """Return how many runs of a system reached the target, and after how many samples or how much
+    time; an empty text if it is unknown.
+    """
+    reached = [run for run in result.runs if run.samples_to_target is not None]
+    if result.target is None or not reached:
+        return ""
+    words = f"{len(reached)} of {len(result.runs)} runs reach the target {result.target:.4g}"
+    if over == "samples":
+        return f"{words}, after {_range(finite(run.samples_to_target for run in reached))} samples"
+    seconds = finite(run.seconds for run in reached)
+    if not seconds:
+        return words
+    scale, unit = time_unit(max(seconds))
+    return f"{words}, after {_range([value / scale for value in seconds])} {unit}"
 
 
 def _near_target(values: Sequence[float], targets: Sequence[float]) -> float | None:
@@ -328,22 +382,24 @@ def curve_chart(
     over: str,
     decorate: Callable[[Axes], None] = lambda axes: None,
     note: str = "",
+    finding: str = "",
 ) -> Chart | None:
     """Draw curves over ``samples`` or ``seconds``, thinned if there are too many points for a page;
-    None without any.
+    None for less than two points.
 
     Args:
         decorate: draws on the axes after the curves.
+        finding: what the curves show; by default where they begin and end.
     """
-    ends = [curve.points[-1][0] for curve in curves if curve.points]
-    if not ends:
+    if sum(len(curve.points) for curve in curves) < 2:
         return None
+    ends = [curve.points[-1][0] for curve in curves if curve.points]
     most = max(_MOST_POINTS // len(curves), _LEAST_POINTS)
     scale, unit = (1.0, "") if over == "samples" else time_unit(statistics.median_high(ends))
 
     def paint(axes: Axes) -> None:
         logarithmic(axes, "x", [end / scale for end in ends])
-        for variable, words, points, dashes in curves:
+        for variable, words, points, dashes, _ in curves:
             x, y = zip(*thin(points, most), strict=True) if points else ((), ())
             look: dict[str, Any] = {
                 "color": COLORS[variable],
@@ -363,7 +419,43 @@ def curve_chart(
             in_thousands(axes, "x")
         decorate(axes)
 
-    return draw(title, paint, note=note)
+    shown = max(_MOST_ROWS // len(curves), 2)
+    rows = [
+        [curve.name or curve.words, _shown(x / scale), f"{y:.4g}"]
+        for curve in curves
+        for x, y in thin(curve.points, shown)
+    ]
+    points = _table(["", unit or "samples", title], rows)
+    return draw(title, paint, finding or _course(curves), points, note=note)
+
+
+def _course(curves: Sequence[Curve]) -> str:
+    """Return where the curves begin and end."""
+    drawn = [curve.points for curve in curves if curve.points]
+    first = _range([points[0][1] for points in drawn])
+    last = _range([points[-1][1] for points in drawn])
+    plural = f" ({len(drawn)} curves)" if len(drawn) > 1 else ""
+    return f"At the beginning {first}, at the end {last}{plural}"
+
+
+def _range(values: Sequence[float]) -> str:
+    """Return one value, or the smallest and the largest."""
+    least = _shown(min(values))
+    most = _shown(max(values))
+    return least if least == most else f"{least} to {most}"
+
+
+def _shown(value: float) -> str:
+    """Return a number of a sentence or table: three digits, and thousands with separators."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> ReportTable:
+    """Return the table of a figure's points, with at most `_MOST_ROWS` rows."""
+    if len(rows) > _MOST_ROWS:
+        last = len(rows) - 1
+        rows = [rows[round(index * last / (_MOST_ROWS - 1))] for index in range(_MOST_ROWS)]
+    return ReportTable(columns, rows)
 
 
 def paint_levels(axes: Axes, levels: Mapping[str, float]) -> None:
@@ -398,7 +490,15 @@ def sweep(found: Sequence[Estimate]) -> Chart:
         )
         axes.set(xlabel=f"{found[0].job.label} GPUs", ylabel="minutes")
 
-    return draw("Time to train", paint)
+    first, last = (f"{_shown(time)} minutes" for time in (minutes[0], minutes[-1]))
+    plural = "" if gpus[0] == 1 else "s"
+    finding = f"{first} on {gpus[0]:,} GPU{plural}, {last} on {gpus[-1]:,}"
+    rows = [
+        [f"{count:,}", *map(_shown, numbers)]
+        for count, *numbers in zip(gpus, minutes, low, high, strict=True)
+    ]
+    points = _table(["GPUs", "minutes", "90 % of scores from", "to"], rows)
+    return draw("Time to train", paint, finding, points)
 
 
 def _curves(
@@ -409,13 +509,18 @@ def _curves(
     Those of a single system are colored by whether the run counts.
     """
     if len(results) == 1:
-        return [Curve(*_mark(results[0], run), points(results[0], run)) for run in results[0].runs]
+        lone = results[0]
+        return [
+            Curve(*_mark(lone, run), points(lone, run), _dashes_of(lone, run), f"run {run.name}")
+            for run in lone.runs
+        ]
     return [
         Curve(
             f"s{index % SERIES}",
             result.system.name,
             points(result, run),
-            _DASHES[index // SERIES % len(_DASHES)],
+            _DASHES[index % len(_DASHES)],
+            f"{result.system.name}, run {run.name}",
         )
         for index, result in enumerate(results)
         for run in result.runs
@@ -432,6 +537,14 @@ def _mark(result: Result, run: ReportedRun) -> tuple[str, str]:
     if mark in (FASTEST, SLOWEST):
         return "muted", "fastest or slowest: not counted"
     return "warn", mark
+
+
+def _dashes_of(result: Result, run: ReportedRun) -> str:
+    """Return the dashes of a run within one system: solid if it counts."""
+    mark = result.marks.get(run.name)
+    if mark is None:
+        return "-"
+    return "--" if mark in (FASTEST, SLOWEST) else ":"
 
 
 def _level(

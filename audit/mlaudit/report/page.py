@@ -51,7 +51,7 @@ def report_page(results: Sequence[Result], prices: Prices) -> str:
     hyperparameters = tables.hyperparameters(results)
     return _render(
         "report.html",
-        title=lone.system.name if lone else f"{len(results)} systems",
+        title=_title(results),
         words=tables.verdict(results),
         headline=_headline(lone) if lone else None,
         comparison=None if lone else tables.comparison(results),
@@ -91,11 +91,23 @@ def report_page(results: Sequence[Result], prices: Prices) -> str:
     )
 
 
+def _title(results: Sequence[Result]) -> str:
+    """Return what the report is about."""
+    what = f"{len(results)} systems side by side"
+    if len(results) == 1:
+        lone = results[0]
+        plural = "" if len(lone.runs) == 1 else "s"
+        what = f"{lone.system.name}, {len(lone.runs)} run{plural}"
+    return f"Training report: {what}"
+
+
 def findings_page(findings: Sequence[Finding], subject: str) -> str:
     """Return the findings of `mlbert submission check` as an HTML page in the same style."""
     counts = Counter(finding.outcome for finding in findings)
     num_errors = counts[Outcome.ERROR]
-    verdict = f"{num_errors} of {len(findings)} checks failed" if num_errors else "Nothing failed"
+    verdict = (
+        f"{num_errors} of {len(findings)} checks failed" if num_errors else "All checks passed"
+    )
     tiles = [
         (str(counts[outcome]), outcome.value.lower()) for outcome in Outcome if counts[outcome]
     ]

@@ -22,6 +22,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
+from mlaudit.report.tables import ReportTable
+
 SERIES = 8  # line colors in the style sheet
 # Variables of templates/style.css, each with its placeholder.
 COLORS = {
@@ -74,20 +76,31 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure with its title, legend and note."""
+    """One figure with its title, finding, legend, note, and a table of what it shows."""
 
     title: str
     svg: str
     legend: Sequence[Key]
+    finding: str
+    points: ReportTable
     note: str = ""
 
 
-def draw(title: str, paint: Callable[[Axes], None], rows: int = 0, note: str = "") -> Chart:
+def draw(
+    title: str,
+    paint: Callable[[Axes], None],
+    finding: str,
+    points: ReportTable,
+    rows: int = 0,
+    note: str = "",
+) -> Chart:
     """Draw one figure as an ``<svg>`` element.
 
     Args:
         title: unique on the page.
         paint: draws on the axes; what it gives a label enters the legend.
+        finding: what the figure shows, for those who do not see it.
+        points: what is drawn.
         rows: rows of bars or strips; 0 if the figure has none.
         note: text below the figure.
     """
@@ -104,7 +117,7 @@ def draw(title: str, paint: Callable[[Axes], None], rows: int = 0, note: str = "
     legend = dict.fromkeys(
         _key(artist, words.strip()) for artist, words in labeled if _is_in_view(artist, axes)
     )
-    words = f"{title}; {axes.get_xlabel()}; {', '.join(key.words for key in legend)}"
+    words = f"{title}: {finding}; {axes.get_xlabel()}; {', '.join(key.words for key in legend)}"
     svg = target.getvalue()
     # Ids that are the same in every figure.
     svg = re.sub(r' id="[a-z0-9.]+_\d+"', "", svg[svg.index("<svg") :])
@@ -113,6 +126,8 @@ def draw(title: str, paint: Callable[[Axes], None], rows: int = 0, note: str = "
         title,
         _with_variables(svg),
         [key._replace(color=_with_variables(key.color)) for key in legend],
+        finding,
+        points,
         note,
     )
 
@@ -137,7 +152,7 @@ def _is_in_view(artist: Any, axes: Axes) -> bool:
 def _key(artist: Any, words: str) -> Key:
     """Return the legend entry of something drawn."""
     if isinstance(artist, Line2D):
-        looks = {"|": "tick", "o": "dot", "--": "dashed", ":": "dotted"}
+        looks = {"|": "tick", "o": "dot", "--": "dashed", ":": "dotted", "-.": "dashdot"}
         kind = looks.get(str(artist.get_marker())) or looks.get(str(artist.get_linestyle()), "line")
         return Key(kind, to_hex(artist.get_color()), words)
     patch = artist[0] if isinstance(artist, BarContainer) else artist

@@ -37,7 +37,7 @@ def test_runs_baselines_and_mean_in_words_json_and_a_page(tmp_path, report, run_
     code, out = report(tmp_path)
     assert code == 0
     assert "18304" not in out
-    assert "baseline bigram: accuracy 0.1447" in out
+    assert "accuracy of guessing from one neighbor: 0.1447" in out
     assert "1 min 45.0 s: time to train, olympic mean of 4 runs (1.750 minutes)" in out
     assert "25.0 % of the measured matrix-product peak" in out
     assert "fastest, not counted" in out
@@ -169,7 +169,7 @@ def test_odd_numbers_in_side_files_are_no_numbers(tmp_path, report, value):
     write_files(tmp_path, {"run_0/summary.json": summary, "data/baselines.json": baselines})
     code, out = report(tmp_path)
     assert code == 0
-    assert "baseline bigram" not in out
+    assert "guessing from one neighbor" not in out
     json.loads(report(tmp_path, "--json")[1], parse_constant=pytest.fail)
 
 

@@ -106,7 +106,7 @@ def guess(folder: OwnFolder, facts: Facts) -> list[Guessed]:
                 (
                     text,
                     answer,
-                    ", ".join(f"{token} {probability:.2f}" for token, probability in guesses),
+                    ", ".join(f'"{token}" {probability:.2f}' for token, probability in guesses),
                 )
             )
     return found
