@@ -1,42 +1,52 @@
 #!/bin/bash
 # Train a small BERT on Python's documentation, check the MLPerf log with the official tools, and print a report.
-#   ./quickstart.sh [--out DIR] [--runs N]
-# --out DIR   folder for everything (default runs/quickstart); finished runs in it are kept and not repeated
+#   ./quickstart.sh [--out DIR] [--runs N] [--venv DIR]
+# --out DIR   folder for the results (default runs/quickstart); finished runs in it are kept and not repeated
 # --runs N    number of runs (default 1); with 10, DIR becomes a complete submission tree of the open division
+# --venv DIR  folder for the Python environment (default .venv); for a repository that cannot be written
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "${root}/benchmarks/bert/implementations/pytorch/launch/setup_venv.sh"
 config="${root}/benchmarks/bert/implementations/cpu_demo/config_cpu_1x1x32x1_demo.sh"
 out="${root}/runs/quickstart"
+venv="${root}/.venv"
 runs=1
+usage="Usage: ./quickstart.sh [--out DIR] [--runs N] [--venv DIR]"
 
 fail() {
     echo "error: $*" >&2
     exit 2
 }
 
-# Sentences in which the trained model fills in a word, and the words that a person would expect.
+# Sentences in which the trained model fills in a word, and the word that a person would choose for each.
 questions=(
     "The file is opened for reading and [MASK]."
     "Names are bound in the current [MASK]."
     "It must be a string or a [MASK] of strings."
     "The [MASK] statement is used for conditional execution."
 )
-answers="writing; scope or namespace; list; if"
+answers=("writing" "scope or namespace" "list" "if")
 
 while (($#)); do
     case "$1" in
-    --out | --runs)
-        (($# > 1)) || fail "$1 needs a value. Usage: ./quickstart.sh [--out DIR] [--runs N]"
-        if [[ "$1" == --out ]]; then out="$2"; else runs="$2"; fi
+    --out | --runs | --venv)
+        (($# > 1)) || fail "$1 needs a value. ${usage}"
+        case "$1" in
+        --out) out="$2" ;;
+        --runs) runs="$2" ;;
+        --venv) venv="$(realpath --canonicalize-missing "$2")" ;;
+        esac
         shift 2
         ;;
-    -h | --help) sed -n '2,5s/^# //p' "${BASH_SOURCE[0]}" && exit 0 ;;
-    *) fail "unknown argument $1. Usage: ./quickstart.sh [--out DIR] [--runs N]" ;;
+    -h | --help) sed -n '2,6s/^# //p' "${BASH_SOURCE[0]}" && exit 0 ;;
+    *) fail "unknown argument $1. ${usage}" ;;
     esac
 done
 [[ "${runs}" =~ ^[1-9][0-9]{0,2}$ ]] || fail "--runs ${runs} is not a number from 1 to 999."
+if [[ ! -w "${root}" && ("${out}" == "${root}"/* || "${venv}" == "${root}"/*) ]]; then
+    fail "${root} cannot be written. Choose folders elsewhere: ./quickstart.sh --out DIR --venv DIR"
+fi
 out="$(realpath --canonicalize-missing "${out}")"
 mkdir -p "${out}" 2>/dev/null || fail "${out} cannot be created. Choose another folder with --out."
 [[ -w "${out}" ]] || fail "${out} is not writable. Choose another folder with --out."
@@ -73,6 +83,17 @@ train() {
     EXPERIMENT="${i}" "${root}/benchmarks/bert/implementations/pytorch/launch/run_and_time.sh"
 }
 
+# Say what the same command does after Ctrl-C. The program that was interrupted has said what it saved.
+# shellcheck disable=SC2329 # trap calls it
+interrupted() {
+    if ((runs == 1)); then
+        echo "The same command continues." >&2
+    else
+        echo "The same command repeats the run that was interrupted, and keeps those that are finished." >&2
+    fi
+    exit 130
+}
+
 # Create the submission tree: system description, code, and the sealed logs and files of all runs.
 make_tree() {
     local system="${MLPERF_SUBMISSION_PLATFORM}"
@@ -87,9 +108,29 @@ make_tree() {
     mlbert submission seal "${system}" --tree "${out}" --from "${out}"
 }
 
-setup_venv "${root}" || exit 2
+# Print a path as it can be typed in the current folder.
+quoted() {
+    printf '%q' "$(realpath --no-symlinks --relative-base="${PWD}" "$1")"
+}
 
-mlbert prepare python-text --out "${out}/data"
+# Copy the output of fill-mask, a question and then the guesses, and add the answer to each question.
+show_answers() {
+    local question guesses number=0
+    while IFS= read -r question && IFS= read -r guesses; do
+        printf '%s  (%s)\n%s\n' "${question}" "${answers[number]}" "${guesses}"
+        number=$((number + 1))
+    done
+}
+
+if [[ -n "${PYTHONPATH:-}" ]]; then
+    echo "PYTHONPATH is ignored here, because its packages would replace the installed ones."
+    unset PYTHONPATH
+fi
+setup_venv "${root}" "" "${venv}" || exit 2
+
+shown="$(realpath --relative-base="${PWD}" "${out}")" # as short as the user may type it
+trap interrupted INT
+mlbert prepare python-text --out "${shown}/data"
 
 # shellcheck source=benchmarks/bert/implementations/cpu_demo/config_cpu_1x1x32x1_demo.sh
 source "${config}"
@@ -105,22 +146,22 @@ done
 
 verdict=0
 if ((runs == 1)); then
-    mlbert submission check "${out}/result_0.txt" --division open || verdict=$?
+    mlbert submission check "${shown}/result_0.txt" --division open || verdict=$?
 else
     make_tree
-    mlbert submission check "${out}" --division open || verdict=$?
+    mlbert submission check "${shown}" --division open || verdict=$?
 fi
-printf '\nWhat the model fills in for [MASK]; a person would say: %s.\n' "${answers}"
-printf 'After a minute of training, expect one word in four to be right, mostly frequent ones.\n'
-mlbert fill-mask "${out}/run_0" --top 3 "${questions[@]}" || verdict=1
+printf "\nGuesses for [MASK] with their probabilities; in brackets a person's choice.\n"
+printf 'Expect one word in four to be right after a minute, mostly frequent ones.\n'
+mlbert fill-mask "${out}/run_0" --top 3 "${questions[@]}" | show_answers || verdict=1
 printf '\n'
-mlbert report "${out}" --html "${out}/report.html" || ((runs > 1)) || verdict=1
+mlbert report "${shown}" --html "${shown}/report.html" || ((runs > 1)) || verdict=1
 cat <<TEXT
 
 next:
-  source ${root@Q}/.venv/bin/activate
+  source $(quoted "${venv}/bin/activate")
   mlbert pretrain TEXT --out my-model --minutes 10    # a model of your own text
-  mlbert submission check ${out@Q}/result_0.txt --division open
-  and open ${out}/report.html
+  mlbert submission check $(quoted "${out}/result_0.txt") --division open
+  and open ${shown}/report.html
 TEXT
 exit "${verdict}"

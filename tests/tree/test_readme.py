@@ -75,7 +75,12 @@ def stage(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPat
     # setup_venv.sh considers this `.venv` complete; it forwards to this interpreter.
     programs = root / ".venv" / "bin"
     for name, words in {"python": "", "python3": "", "mlbert": "-m mlbert"}.items():
-        write_program(programs / name, f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        # quickstart.sh ignores the PYTHONPATH of its caller.
+        write_program(
+            programs / name,
+            f"#!/bin/sh\nexport PYTHONPATH='{root / PACKAGE_HOME}'${{PYTHONPATH:+:$PYTHONPATH}}\n"
+            f'exec {sys.executable} {words} "$@"\n',
+        )
     (programs / "activate").write_text(f'export PATH="{programs}:$PATH"\n')
     parts = (
         f"{root}\n".encode()

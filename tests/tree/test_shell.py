@@ -3,13 +3,15 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from programs import assert_refused, run_checked, run_quietly, write_program
+from programs import assert_refused, run_checked, run_quietly, wait_for, write_program
 
 LAUNCH = "benchmarks/bert/implementations/pytorch/launch"
 BARE = {"PATH": "/usr/bin:/bin"}
@@ -57,6 +59,7 @@ def test_quickstart_rejects_wrong_arguments_and_systems(tree_root: Path) -> None
         "--runs 0": "not a number",
         "--runs": "--runs needs a value",
         "--out": "--out needs a value",
+        "--venv": "--venv needs a value",
         "--what": "unknown argument --what",
         "--out /proc/nowhere": "cannot be created",
     }.items():
@@ -104,6 +107,60 @@ def test_setup_does_not_empty_an_environment_that_it_did_not_make(
     assert mine.exists()
     assert set_up("echo false").returncode == 2
     assert [path.name for path in (tmp_path / ".venv").iterdir()] == ["mlbert-made-this"]
+
+
+def test_quickstart_of_a_repository_that_cannot_be_written(
+    tree_root: Path,
+) -> None:
+    """As another user if this one may write everywhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        clone = Path(folder) / "clone"
+        (clone / LAUNCH).mkdir(parents=True)
+        shutil.copy(tree_root / "quickstart.sh", clone)
+        shutil.copy(tree_root / LAUNCH / "setup_venv.sh", clone / LAUNCH)
+        for path in (Path(folder), clone):
+            path.chmod(0o555)
+        someone = ["setpriv", "--reuid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+        done = run_quietly(*someone, clone / "quickstart.sh", env=BARE, cwd="/")
+        assert_refused(done, "cannot be written. Choose folders elsewhere: ./quickstart.sh --out")
+        words = ["--out", "/proc/out", "--venv", "/proc/venv"]
+        done = run_quietly(*someone, clone / "quickstart.sh", *words, env=BARE, cwd="/")
+        assert_refused(done, "/proc/out cannot be created")
+        for path in (Path(folder), clone):
+            path.chmod(0o755)
+    setup = f"source '{tree_root / LAUNCH}/setup_venv.sh'; find_python() {{ echo python3; }}"
+    done = run_quietly("bash", "-c", f"{setup}; setup_venv '{tree_root}' '' /proc/venv", env=BARE)
+    assert_refused(done, "/proc/venv cannot be written. Name a folder for the virtual environment")
+
+
+def test_an_interrupted_installation_is_one_line_and_status_130(
+    tree_root: Path, tmp_path: Path
+) -> None:
+    """With a program in place of pip that ends as pip does: with a message and status 1."""
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).touch()
+    pip = (
+        "trap 'echo ERROR: Operation cancelled by user >&2; exit 1' INT\n"
+        'case "$*" in\n'
+        "*--version*) exit 0 ;;\n"
+        f"*install*) touch '{tmp_path}/began'; sleep 60 & wait ;;\n"
+        "esac\n"
+    )
+    write_program(tmp_path / ".venv/bin/python", f"#!/bin/bash\n{pip}")
+    command = f"source '{tree_root / LAUNCH}/setup_venv.sh'; setup_venv '{tmp_path}'"
+    with subprocess.Popen(
+        ["bash", "-c", command],
+        env={**BARE, "TORCH_INDEX": "https://a/whl/cpu"},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        text=True,
+    ) as process:
+        wait_for((tmp_path / "began").exists)
+        os.killpg(process.pid, signal.SIGINT)
+        _, messages = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert messages.strip() == "interrupted while installing; the same command continues"
 
 
 @pytest.mark.parametrize(

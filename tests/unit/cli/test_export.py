@@ -84,7 +84,8 @@ def test_a_finished_run_is_exported_as_it_is(trained, tmp_path, run_mlbert, monk
     several = run_mlbert("fill-mask", logdir, TEXT, TEXT)[1].splitlines()
     assert several[:2] == several[2:]
     assert several[0] == TEXT
-    assert several[1].split()[::2] == [line.split()[1] for line in guesses[0][1].splitlines()]
+    quoted = [f'"{line.split()[1]}"' for line in guesses[0][1].splitlines()]
+    assert several[1].split()[::2] == quoted
 
 
 def test_mistakes_are_one_line_and_leave_nothing(trained, tmp_path, run_mlbert, assert_fails):

@@ -67,6 +67,7 @@ def test_interrupted_resumed_and_extended(
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "a checkpoint is saved. Run the same command to resume." in output
+    assert "mlbert: interrupted" not in output, "one line"
     assert not (out / "model").exists()
 
     status, output = run(*words, "--minutes", "0.05")

@@ -2,6 +2,8 @@
 sums over machines.
 """
 
+import importlib.machinery
+import importlib.util
 import sys
 import types
 
@@ -126,6 +128,15 @@ def test_a_run_with_a_meter(tmp_path, capsys, counters):
     assert len(lines) == 1
     assert lines[0].startswith("energy: 3,000 J, ")
     assert lines[0].endswith(" W on average (processors)")
+
+
+@pytest.mark.parametrize(("is_installed", "words"), [(True, "it was resumed"), (False, "")])
+def test_a_rejected_measurement_needs_no_words_without_zeus(monkeypatch, is_installed, words):
+    found = importlib.machinery.ModuleSpec("zeus", None) if is_installed else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    meter = EnergyMeter(0)
+    meter.reject("it was resumed")
+    assert meter.reason == words
 
 
 @pytest.mark.parametrize("missing", ["package", "meter"])

@@ -90,6 +90,23 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
     assert read_points(tmp_path / "metrics.jsonl") == (points, 0), "readers accept all of them"
 
 
+@pytest.mark.parametrize(("columns", "has_bar"), [(80, False), (120, True)])
+def test_the_line_of_a_terminal_is_not_cut(tmp_path, columns, has_bar):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=columns)
+    limits = dataclasses.replace(LIMITS, target_accuracy=0.235)
+    monitor = Monitor(tmp_path / "metrics.jsonl", limits, 10, console)
+    monitor.open(TrainState())
+    state = TrainState(step=4300, samples=60002, train_seconds=64.0, accuracy=0.2165)
+    monitor.step(state, 5.644, 0.01, 1.5)
+    monitor.close()
+    last = out.getvalue().splitlines()[-2]
+    assert "accuracy 0.2165 of 0.235" in last
+    assert "left" in last
+    assert "…" not in last
+    assert ("━" in last) == ("loss 5.644" in last) == has_bar
+
+
 def test_other_ranks_are_silent(tmp_path):
     monitor, out = watch(None)
     monitor.open(TrainState())

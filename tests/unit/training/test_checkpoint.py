@@ -1,5 +1,5 @@
-"""Checkpoints: what is written comes back, also after a kill;
-damage, a full disk, other settings, earlier code.
+"""Checkpoints: what is written is read again, also after a kill; damage, a full disk,
+other settings, earlier code.
 """
 
 import json

@@ -344,7 +344,7 @@ def test_the_screen_shows_what_differs_and_a_file_shows_all(tmp_path, capsys):
     assert [line.partition("=")[0] for line in lines] == [
         one.env for one in settings_by_key().values()
     ]
-    assert "MAX_STEPS=1  (max_steps, flag --max_steps)" in lines
+    assert "MAX_STEPS=1  (max_steps, flag --max-steps)" in lines
     assert not {line.partition("=")[0] for line in printed if "  (" in line} & {
         "END_LR",
         "MAX_STEPS",

@@ -1,5 +1,7 @@
-# Create or update .venv in the tree's root and put it first in PATH. Sourced by quickstart.sh and run_tests.sh:
-#   setup_venv ROOT [EXTRA]      EXTRA is a comma-separated list of pyproject's optional dependencies
+# Create or update a virtual environment and put it first in PATH. Sourced by quickstart.sh and run_tests.sh:
+#   setup_venv ROOT [EXTRA [VENV]]
+# EXTRA is a comma-separated list of pyproject's optional dependencies; VENV is the folder of the environment, by default
+# .venv in the root of the repository.
 # PYTHON is the interpreter to create it with; by default the oldest supported one.
 # TORCH_INDEX is the package index to install torch from, such as https://download.pytorch.org/whl/cu128
 # shellcheck shell=bash
@@ -53,15 +55,22 @@ PYTHON
 # Print the size of the torch download from the index $1 (see torch_index).
 torch_size() {
     case "$1" in
-    */cpu) echo "torch for the CPU from $1: 0.2 GB to download, 1 GB on disk. Another build: TORCH_INDEX=URL" ;;
+    */cpu) printf 'torch for the CPU from %s:\n  0.2 GB to download, 1 GB on disk; TORCH_INDEX=URL chooses another one\n' "$1" ;;
     ?*) echo "torch from $1" ;;
-    *) echo "torch from pip's own index; PyPI's brings CUDA: 3 GB to download, 5 GB on disk. Another build: TORCH_INDEX=URL" ;;
+    *) echo "torch with CUDA: 3 GB to download, 5 GB on disk; TORCH_INDEX=URL chooses another one" ;;
     esac
 }
 
+# pip keeps what is complete, so the next call of setup_venv continues.
+interrupted_installation() {
+    echo >&2
+    echo "interrupted while installing; the same command continues" >&2
+    exit 130
+}
+
 setup_venv() {
-    local root="$1" extra="${2:-}"
-    local venv="${root}/.venv" mark=mlbert-made-this stamp want python index
+    local root="$1" extra="${2:-}" venv="${3:-$1/.venv}"
+    local mark=mlbert-made-this stamp want python index source messages
     stamp="${venv}/mlbert-installed${extra:+-${extra//,/-}}"
     # The stamp includes the path because neither a virtual environment nor an editable install can be moved.
     want="$({ echo "${root}" && cat "${root}/pyproject.toml" "${root}/constraints.txt"; } | sha256sum | cut -d' ' -f1)"
@@ -69,6 +78,7 @@ setup_venv() {
         export PATH="${venv}/bin:${PATH}"
         return 0
     fi
+    trap interrupted_installation INT
     if ! "${venv}/bin/python" -m pip --version >/dev/null 2>&1; then
         # Somebody's own environment may have no pip, such as one that uv made.
         if [[ ! -e "${venv}/${mark}" && -n "$(ls -A "${venv}" 2>/dev/null)" ]] && ! compgen -G "${venv}/mlbert-installed*" >/dev/null; then
@@ -76,25 +86,43 @@ setup_venv() {
             return 2
         fi
         python="$(find_python)" || return 2
-        mkdir -p "${venv}" && touch "${venv}/${mark}" || return 2
+        if ! { mkdir -p "${venv}" && touch "${venv}/${mark}"; } 2>/dev/null; then
+            echo "error: ${venv} cannot be written. Name a folder for the virtual environment with --venv DIR." >&2
+            return 2
+        fi
         find "${venv}" -xdev -mindepth 1 ! -name "${mark}" -delete || return 2
-        "${python}" -m venv "${venv}" || return 2
+        messages="$("${python}" -m venv "${venv}" 2>&1)" || { echo "${messages}" >&2 && return 2; }
     fi
     echo "Installing into ${venv} with $("${venv}/bin/python" --version); a few minutes the first time."
     export PATH="${venv}/bin:${PATH}"
     # A CUDA torch brings the Triton it was built with; the pin is for builds without one.
-    local pip=(python -m pip install --quiet --quiet --disable-pip-version-check) pins="${venv}/constraints.txt"
+    local pins="${venv}/constraints.txt"
+    # Building writes next to the sources, so a repository that cannot be written is copied first.
+    source="${root}"
+    if [[ ! -w "${root}" ]]; then
+        source="${venv}/mlbert-source"
+        rm -rf "${source}" && mkdir "${source}" || return 2
+        cp -r "${root}/"{pyproject.toml,setup.py,README.md,LICENSE,NOTICE,audit,benchmarks} "${source}" || return 2
+        chmod -R u+w "${source}"
+    fi
     grep -v '^triton==' "${root}/constraints.txt" >"${pins}"
     index="$(torch_index python)"
     torch_size "${index}"
+    # What venv and pip print is shown if they fail, but not if they are interrupted.
+    messages="${venv}/messages.txt"
+    pip_install() {
+        python -m pip install --quiet --quiet --disable-pip-version-check --constraint "${pins}" "$@" 2>"${messages}"
+    }
     # Install setuptools first, so that the build does not download a second, unpinned copy.
-    if ! { echo "1/3 setuptools ..." && "${pip[@]}" --constraint "${pins}" setuptools &&
-        echo "2/3 torch ..." && "${pip[@]}" --constraint "${pins}" ${index:+"--extra-index-url=${index}"} torch &&
+    if ! { echo "1/3 setuptools ..." && pip_install setuptools &&
+        echo "2/3 torch ..." && pip_install ${index:+"--extra-index-url=${index}"} torch &&
         echo "3/3 mlbert and the rest ..." &&
         { python -c 'import triton' 2>/dev/null || cp "${root}/constraints.txt" "${pins}"; } &&
-        "${pip[@]}" --constraint "${pins}" --no-build-isolation --editable "${root}${extra:+[${extra}]}"; }; then
+        pip_install --no-build-isolation --editable "${source}${extra:+[${extra}]}"; }; then
+        cat "${messages}" >&2
         echo "error: the installation failed; see pip's message above. Fix the cause (network, disk space) and run the same command again." >&2
         return 2
     fi
     echo "${want}" >"${stamp}"
+    trap - INT
 }

@@ -45,7 +45,6 @@ def fill_mask(
         return
     for text in texts:
         guesses = masked.fill(network, tokenizer, text, top)
-        typer.echo(
-            f"{text}\n    "
-            f"{'   '.join(f'{word} {probability:.2f}' for word, probability in guesses)}"
-        )
+        typer.echo(text)
+        words = [f'"{word}" {probability:.2f}' for word, probability in guesses]
+        typer.echo(f"    {'   '.join(words)}")

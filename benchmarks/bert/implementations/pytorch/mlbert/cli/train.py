@@ -11,6 +11,7 @@ import functools
 import inspect
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,7 +34,7 @@ from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.place import RankPlace
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
-from mlbert.host.exit_statuses import exit_status
+from mlbert.host.exit_statuses import Terminated, exit_status
 from mlbert.host.machine import threads_per_rank
 from mlbert.host.texts import parse_number
 from mlbert.mlperf.rules import INITIAL_MLM_ACCURACY
@@ -207,7 +208,28 @@ def _run(args: Sequence[str]) -> int:
         task = functools.partial(console_progress(console).task, "evaluating", unit="samples")
         evaluate_only(resolved.config, resolved.recipe, world, console, task)
         return 0
-    return _train(resolved, world, console)
+    settings = resolved.config[RunConfig]
+    if world.world_size > 1 or settings.save_checkpoint_steps == 0:
+        return _train(resolved, world, console)
+    return _train_until_interrupted(resolved, world, console)
+
+
+def _train_until_interrupted(resolved: Resolved, world: World, console: Console) -> int:
+    """Train in one process. Ctrl-C saves a checkpoint and ends the run."""
+    from mlbert.programs.save_on_signal import has_caught, interrupted_status, signals_save
+
+    try:
+        with signals_save([signal.SIGINT]):
+            return _train(resolved, world, console)
+    except Terminated as end:
+        if not has_caught():
+            raise
+        steps = RunFolder.of(resolved.config[RunConfig]).checkpoint_steps
+        words = "nothing was trained yet"
+        if steps:
+            words = f"step {steps[-1]:,} is saved, and RESUME=1 continues from it"
+        _print_lines(console, [f"interrupted: {words}"])
+        return interrupted_status(end)
 
 
 def _print_plan(resolved: Resolved, place: RankPlace, speed: float | None) -> int:

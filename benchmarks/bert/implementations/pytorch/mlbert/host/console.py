@@ -23,13 +23,14 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress import Progress as Bars
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from mlbert.host.files import writing
 from mlbert.host.progress import Progress
 
 _MOST_CHARACTERS = 2000  # per text from a file
+_MOST_OF_BAR = 40  # columns; a narrow terminal leaves less for the bar
 LINE_SECONDS = 10.0  # between lines of progress without a terminal
 
 
@@ -60,7 +61,11 @@ def new_table(title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> 
     ``title`` is Rich markup.
     """
     table = Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+        title=title or None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
     )
     for name in texts:
         table.add_column(name, overflow="fold")
@@ -156,8 +161,7 @@ class _Lines(Progress):
             if not done or not total:
                 self(f"{name}: {share}, {short_duration(seconds)} so far")
                 return
-            # Work is reported in parts: what began after the last report would make the rate look
-            # too low.
+            # Divide by the time of the last report, not by now: work since then is not in `done`.
             rate = done / max(1e-9, advanced - started)
             left = short_duration(max(0.0, total / rate - seconds))
             self(f"{name}: {share}, {_amount(rate, unit)}/s, {left} left")
@@ -173,16 +177,31 @@ class _Lines(Progress):
                 f"{_amount(done / seconds, unit)}/s"
             )
 
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """See `mlbert.host.progress.Progress.step`."""
+        started = time.monotonic()
+        with _repeating(
+            lambda: self(f"{name}, {short_duration(time.monotonic() - started)} so far")
+        ):
+            yield
+
 
 class _Bars(_Lines):
     """Progress for a terminal; other lines scroll above the bar."""
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """See `mlbert.host.progress.Progress.step`."""
+        with self.console.status(name):
+            yield
 
     @contextmanager
     def task(self, name: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
         """See `mlbert.host.progress.Progress.task`."""
         with Bars(
             TextColumn("{task.description}", markup=False),
-            BarColumn(),
+            BarColumn(bar_width=None, table_column=Column(max_width=_MOST_OF_BAR)),
             TextColumn("{task.percentage:>3.0f} %"),
             _Rate(unit),
             TimeElapsedColumn(),
@@ -195,7 +214,7 @@ class _Bars(_Lines):
 
 class _Rate(ProgressColumn):
     def __init__(self, unit: str) -> None:
-        super().__init__()
+        super().__init__(Column(no_wrap=True))
         self.unit = unit
 
     def render(self, task: Task) -> Text:

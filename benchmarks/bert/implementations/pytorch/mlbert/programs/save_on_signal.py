@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -48,9 +48,14 @@ def train_until_signal(
 
 
 @contextmanager
-def signals_save() -> Iterator[None]:
+def signals_save(
+    signums: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+) -> Iterator[None]:
     """On Ctrl-C or SIGTERM let the run save a checkpoint and exit;
     a second signal ends it at once.
+
+    Args:
+        signums: the signals that do so.
     """
 
     def request_save(signum: int, _: FrameType | None) -> None:
@@ -61,14 +66,17 @@ def signals_save() -> Iterator[None]:
         os.kill(os.getpid(), signal.SIGUSR1)
 
     _caught.clear()  # of an earlier run in this process
-    before = {
-        signum: signal.signal(signum, request_save) for signum in (signal.SIGINT, signal.SIGTERM)
-    }
+    before = {signum: signal.signal(signum, request_save) for signum in signums}
     try:
         yield
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+def has_caught() -> bool:
+    """Return True if a signal has asked the run to save a checkpoint and exit."""
+    return bool(_caught)
 
 
 def interrupted_status(end: Terminated) -> int:

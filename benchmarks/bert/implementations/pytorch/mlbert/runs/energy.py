@@ -7,6 +7,7 @@ A failure never ends a run.
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Sequence
 
@@ -27,6 +28,11 @@ class EnergyMeter:
         self._before: dict[str, float] | None = None
         self._started = time.monotonic()
         self.reason = "not every machine has a meter"
+
+    def reject(self, reason: str) -> None:
+        """Say why this run is not measured, if zeus is installed."""
+        is_wanted = importlib.util.find_spec("zeus") is not None
+        self.reason = reason if is_wanted else ""
 
     def start(self) -> None:
         """Read the counters. The first reading starts zeus's own process, which takes a second."""

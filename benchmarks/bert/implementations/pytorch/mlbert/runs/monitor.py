@@ -24,6 +24,7 @@ from mlbert.runs.events import Events
 from mlbert.runs.progress import NO_LIMIT, Limits, TrainState
 
 PLAIN_LINE_SECONDS = 5.0
+WIDE_COLUMNS = 110  # of a terminal that shows a bar next to all figures
 
 
 class Monitor(Events):
@@ -69,26 +70,16 @@ class Monitor(Events):
         self._seconds_before = state.elapsed_seconds
         self._fraction_at_start = self._fraction(state, 0.0)
         if self.active and self.console.is_terminal:
-            self._progress = Progress(
-                TextColumn("step {task.fields[step]}"),
-                BarColumn(bar_width=None),
-                TextColumn(
-                    "{task.fields[rate]} samples/s  loss {task.fields[loss]}  "
-                    "{task.fields[loader]}{task.fields[accuracy]}"
-                ),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[left]}"),
-                console=self.console,
+            figures = TextColumn("step {task.fields[step]}  {task.fields[figures]}")
+            left = TextColumn("{task.fields[left]}")
+            columns = (
+                (figures, BarColumn(bar_width=None), TimeElapsedColumn(), left)
+                if self._is_wide
+                else (figures, left)
             )
+            self._progress = Progress(*columns, console=self.console)
             self._progress.add_task(
-                "train",
-                total=1.0,
-                step=0,
-                rate="-",
-                loss="-",
-                loader="",
-                accuracy=self._accuracy(state),
-                left="",
+                "train", total=1.0, step=0, figures=self._figures(state, 0.0, "-"), left=""
             )
             self._progress.start()
 
@@ -197,25 +188,42 @@ class Monitor(Events):
         left = "time left unknown"
         if gained > 0:
             left = f"at most {short_duration(seconds * (1 - fraction) / gained)} left"
-        accuracy = self._accuracy(state)
         total = f"/{self.limits.max_steps}" if self._knows_steps else ""
         if self._progress is not None:
             self._progress.update(
                 self._progress.task_ids[0],
                 completed=fraction,
                 step=state.step,
-                rate=f"{rate:.0f}",
-                loss=loss,
-                loader=_loader_words(state),
-                accuracy=accuracy,
+                figures=self._figures(state, rate, loss),
                 left=left,
             )
         elif time.monotonic() - self._last_line >= PLAIN_LINE_SECONDS:
             self._last_line = time.monotonic()
             self.say(
-                f"step {state.step}{total}  {rate:.0f} samples/s  loss {loss}  "
-                f"{_loader_words(state)}{accuracy}  {seconds:.0f} s, {left}{slowest}"
+                f"step {state.step}{total}  {self._figures(state, rate, loss, is_full=True)}  "
+                f"{seconds:.0f} s, {left}{slowest}"
             )
+
+    @property
+    def _is_wide(self) -> bool:
+        """True if the terminal has room for a bar and all figures."""
+        return self.console.width >= WIDE_COLUMNS
+
+    def _figures(
+        self, state: TrainState, rate: float, loss: str, is_full: bool | None = None
+    ) -> str:
+        """Return the figures of a step. A narrow terminal shows the loss only until an accuracy is
+        known that has a target, and not the loader's share.
+        """
+        accuracy = self._accuracy(state)
+        parts = [f"{rate:.0f} samples/s" if rate else "- samples/s"]
+        if is_full or (is_full is None and self._is_wide):
+            parts += [f"loss {loss}", _loader_words(state), accuracy]
+        elif state.accuracy and self.limits.target_accuracy is not None:
+            parts += [accuracy]
+        else:
+            parts += [f"loss {loss}", accuracy]
+        return "  ".join(filter(None, parts))
 
     def _accuracy(self, state: TrainState) -> str:
         """Return the accuracy of the last evaluation, if there was one, and the target."""
@@ -236,7 +244,7 @@ class Monitor(Events):
 def _loader_words(state: TrainState) -> str:
     """Return the loader's share of a step as a part of a line; empty if it was not measured."""
     share = state.loader_share
-    return "" if share is None else f"loader {share:.1%}  "
+    return "" if share is None else f"loader {share:.1%}"
 
 
 def _spread(ranks: Sequence[float], hosts: Sequence[str]) -> tuple[dict[str, object], str]:

@@ -370,7 +370,7 @@ def _train_measured(
     world = run.world
     meter = EnergyMeter(world.local_world_size if world.device.type == "cuda" else 0)
     if run.state.step:
-        meter.reason = "the run was resumed, and earlier parts may have no measurement"
+        meter.reject("the run was resumed, and earlier parts may have no measurement")
     elif world.local_rank == 0:
         meter.start()
     log.end("init_stop")

@@ -15,7 +15,6 @@ from mlbert.data.prepare import (
     python_text,
     text_folder,
 )
-from mlbert.host.console import console
 
 app = typer.Typer()
 
@@ -25,20 +24,21 @@ def _report(out: Path, summary: dict[str, Any]) -> None:
     bigram = summary["baselines"]["bigram_accuracy"]
     most_frequent = summary["baselines"]["most_frequent_accuracy"]
     say(f"prepared data: {out}")
-    say(
-        f"accuracy to beat: {bigram:.4f} by guessing from a neighboring token, "
-        f"{most_frequent:.4f} by always guessing the most frequent one"
-    )
+    say(f"to beat: {bigram:.4f} (guessing from one neighbor), {most_frequent:.4f} (most frequent)")
 
 
 @app.command("python-text")
 @with_options(max_seq_length=64, max_predictions=0)
 def python_text_command(out: Out, run: PoolArguments, given: TextArguments) -> None:
-    """Prepare the English text contained in this Python installation."""
+    """Prepare the English text contained in this Python installation.
+
+    \b
+    Examples:
+      mlbert prepare python-text --out data
+    """
     documents = python_text.documents()
     source = python_text.source_name()
-    with console.status("reading the standard library's documentation"):
-        summary = pipeline.prepare_text(documents, out, given.text(), source, run.executor())
+    summary = pipeline.prepare_text(documents, out, given.text(), source, run.executor())
     _report(out, summary)
 
 
@@ -54,7 +54,13 @@ def text_command(
         typer.Option("--one-per-line", help="One sentence per line, blank line between documents."),
     ] = False,
 ) -> None:
-    """Prepare a folder of your own text files."""
+    """Prepare a folder of your own text files.
+
+    \b
+    Examples:
+      mlbert prepare text --input texts/ --out data
+      mlbert prepare text --input texts/ --out data --cased --vocab-size 8192
+    """
     text_folder.keep_out(folder, out)
     options = given.text()
     source = text_folder.source_name(folder, one_per_line)
@@ -74,6 +80,10 @@ def python_glue_command(
 ) -> None:
     """Make stand-ins for GLUE's eight tasks, in their file formats,
     from this Python installation's documentation.
+
+    \b
+    Examples:
+      mlbert prepare python-glue --out glue-data
     """
     glue_stand_ins.make(out, size)
     say(f"wrote GLUE's files to {out}")
@@ -81,5 +91,10 @@ def python_glue_command(
 
 @app.command("glue")
 def glue_command(out: Out) -> None:
-    """Download GLUE's eight tasks with the datasets library, in their official format."""
+    """Download GLUE's eight tasks with the datasets library, in their official format.
+
+    \b
+    Examples:
+      mlbert prepare glue --out glue-data
+    """
     glue_download.fetch(out, say=say)

@@ -134,18 +134,21 @@ def prepare_text(
     _begin(out)
     for folder in (out, out / "text"):
         remove_leftovers(folder)
-    corpus = corpora.split(
-        documents,
-        options.eval_share,
-        options.split_seed,
-        max_sentences=options.max_document_sentences,
-    )
+    with progress.step("reading the text"):
+        corpus = corpora.split(
+            documents,
+            options.eval_share,
+            options.split_seed,
+            max_sentences=options.max_document_sentences,
+        )
     counts = corpus.summary()
     progress(
-        "text: " + ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items())
+        f"text: {counts['train_words']:,} words in {counts['train_documents']:,} documents "
+        f"to train on, {counts['eval_words']:,} words held out"
     )
     parts = _write_parts(out / "text", corpus, options.num_parts)
-    vocab_file = _make_vocabulary(corpus, out, options)
+    with progress.step("training the vocabulary"):
+        vocab_file = _make_vocabulary(corpus, out, options)
     vocabulary = load_vocabulary(vocab_file)
     progress(f"vocabulary: {len(vocabulary):,} entries")
     provenance = {"tool": tool_name(), "options": wanted}
@@ -153,14 +156,17 @@ def prepare_text(
         tuple(parts), vocab_file, out / "train", options.instances, options.lower_case
     )
     quiet = Executor(executor.workers)
-    train = make_instances(job, inspect_parts(parts, executor=quiet), provenance, quiet)
+    with progress.step("making the training samples"):
+        train = make_instances(job, inspect_parts(parts, executor=quiet), provenance, quiet)
     progress(f"train: {train.num_sequences:,} sequences, {train.num_tokens:,} tokens")
     generator = make_generator(vocabulary, options.lower_case)
-    evaluation = _make_evaluation(out, generator, options, provenance)
+    with progress.step("making the evaluation samples"):
+        evaluation = _make_evaluation(out, generator, options, provenance)
     progress(
         f"eval: {evaluation.num_sequences:,} sequences, {evaluation.num_masked:,} masked tokens"
     )
-    guesses = _write_baselines(out, [flat(generator.read(part)) for part in parts], vocabulary)
+    with progress.step("measuring how often simple guesses are right"):
+        guesses = _write_baselines(out, [flat(generator.read(part)) for part in parts], vocabulary)
     summary = {
         "options": wanted,
         "text": counts,
