@@ -47,8 +47,9 @@ mlbert train --print-config    # every value of the sourced config, with its ori
 
 Every name that a `config_<system>.sh` may export, with its default. A later source wins: default,
 YAML (`--config`; `extends:` names a parent), export, flag or `key=value`. The flag of
-`mlbert train` is the name in lower case (`SEED`: `--seed`) unless another one follows it; the YAML
-key is the flag without dashes. In brackets: unit, other choices, and recipes with another default.
+`mlbert train` is the name in lower case with dashes (`MAX_STEPS`: `--max-steps`) unless another one
+follows it; with underscores (`--max_steps`) it means the same, and the YAML key has them
+(`max_steps`). In brackets: unit, other choices, and recipes with another default.
 `RECIPE=masked_lm` is `masked_lm_text` if `TOKENIZER` is given, else `masked_lm_stored`. Only
 launchers read the settings under Launch, which are not flags. Written by `tools/write_generated.py`
 from the `config.py` of each package.

@@ -45,7 +45,7 @@ CALLED_BY_OTHERS = {
         "handle_starttag handle_endtag handle_data parse_marked_section"
     ),
     "host/command_line.py": "make_context",  # Typer
-    "cli/train.py": "format_options invoke",  # Typer
+    "cli/train.py": "format_options",  # Typer
     "mlperf/lightning.py": (  # Lightning's Trainer
         "on_train_start on_validation_start on_validation_end on_train_end on_exception teardown"
     ),

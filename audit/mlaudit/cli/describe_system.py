@@ -27,6 +27,10 @@ def describe_system(
 ) -> None:
     """Write the description of this machine with the 33 fields
     that the official checker requires.
+
+    \b
+    Examples:
+      mlbert submission describe-system --out systems/acme_x1_n2.json --nodes 2
     """
     facts = facts_of_system(submitter, division, nodes, framework=framework)
     write_description(out, facts)

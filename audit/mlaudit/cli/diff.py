@@ -43,6 +43,10 @@ def diff(
 ) -> None:
     """Compare two sets of runs: settings, code, system;
     speed, samples and time to target, with significance.
+
+    \b
+    Examples:
+      mlbert submission diff results/SYSTEM runs/mine
     """
     side_a = compare.read_side(a)
     side_b = compare.read_side(b)

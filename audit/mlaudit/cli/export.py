@@ -25,6 +25,10 @@ def export(
 ) -> None:
     """Export the repository without tests, tools, records, caches and dot files,
     and run the repository checker on it.
+
+    \b
+    Examples:
+      mlbert submission export ../submission
     """
     num_files = export_tree(repository_root(tree), directory)
     finding = official.run(official.repo_checker(directory.resolve()))[0]

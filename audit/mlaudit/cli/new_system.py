@@ -46,7 +46,12 @@ def new_system(
     ] = None,
     tree: Annotated[Path | None, typer.Option(help="Tree to extend; default: this one.")] = None,
 ) -> None:
-    """Create a folder for another machine and a template of its description."""
+    """Create a folder for another machine and a template of its description.
+
+    \b
+    Examples:
+      mlbert submission new-system acme_x1_n4 --from dgxa100_n1 --nodes 4
+    """
     root = repository_root(tree)
     made = make_system(name, other, root, config, nodes, gpus)
     for path in (*sorted(made.folder.iterdir()), made.template):

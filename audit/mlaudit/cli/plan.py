@@ -52,7 +52,7 @@ def plan(
     ] = None,
     factor: Annotated[
         float | None,
-        typer.Option(help="Its speed relative to that of --like.", min=0.01, max=100),
+        typer.Option(help="Speed of --gpu relative to that of --like.", min=0.01, max=100),
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", min=1, max=MOST_GPUS)] = None,
     nodes: Annotated[
@@ -68,16 +68,19 @@ def plan(
         int | None, typer.Option(help="Sequences per step and GPU.", min=1)
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="bf16 or fp8; default: as published for the GPU.")
+        str | None,
+        typer.Option(metavar="bf16|fp8", help="Number format; default: as published for the GPU."),
     ] = None,
     samples: Annotated[
         float | None, typer.Option(help="Samples to the target, if known.", min=1e3, max=1e12)
     ] = None,
     imbalance: Annotated[
-        float, typer.Option(help="Tokens on the fullest GPU / mean.", min=1.0, max=4.0)
+        float,
+        typer.Option(help="Tokens on the fullest GPU, divided by the mean.", min=1.0, max=4.0),
     ] = 1.0,
     efficiency: Annotated[
-        float | None, typer.Option(help="Fraction of 16-bit peak.", min=0.01, max=2)
+        float | None,
+        typer.Option(help="Model FLOPs as a fraction of the 16-bit peak.", min=0.01, max=2),
     ] = None,
     price_per_gpu_hour: Annotated[
         float | None,
@@ -90,9 +93,12 @@ def plan(
         ),
     ] = None,
     watts_per_gpu: Annotated[
-        float | None, typer.Option(help="With its share of the node.", min=1, max=1e5)
+        float | None,
+        typer.Option(help="Power of a GPU with its share of the node.", min=1, max=1e5),
     ] = None,
-    co2_per_kwh: Annotated[float | None, typer.Option(help="kg of CO2.", min=0, max=10)] = None,
+    co2_per_kwh: Annotated[
+        float | None, typer.Option(help="kg of CO2 per kWh.", min=0, max=10)
+    ] = None,
     calibrate: Annotated[
         list[Path] | None, typer.Option(help="mlbert's MLPerf log on such GPUs; repeatable.")
     ] = None,

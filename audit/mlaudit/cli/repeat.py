@@ -55,6 +55,10 @@ def repeat(
 ) -> None:
     """Repeat the training in a log; exit with 1 if the results disagree,
     2 if it cannot be repeated.
+
+    \b
+    Examples:
+      mlbert submission repeat runs/quickstart/result_0.txt --out repeated
     """
     root = repository()
     if root is None:

@@ -52,6 +52,10 @@ def round_(
 
     Scores are minutes, samples are those to the target, speed is per accelerator. Exit status: 0 no
     errors, 1 at least one ERROR, 2 a path cannot be audited.
+
+    \b
+    Examples:
+      mlaudit round training_results_v5.0 --csv round.csv --html round.html
     """
     progress = console_progress(Console(stderr=True))
     audited = audit_round(trees, progress, official=official, general=general)

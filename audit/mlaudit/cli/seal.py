@@ -29,7 +29,12 @@ def seal(
         typer.Option(metavar="FILE", help="Sign with this private key (ssh or minisign)."),
     ] = None,
 ) -> None:
-    """Write SHA256SUMS over a system's logs, run files and description, for sha256sum -c."""
+    """Write SHA256SUMS over a system's logs, run files and description, for sha256sum -c.
+
+    \b
+    Examples:
+      mlbert submission seal acme_x1_n4 --from runs/acme
+    """
     root = repository_root(tree)
     names = seal_system(system, root, logdir, key)
     typer.echo(

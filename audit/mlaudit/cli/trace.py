@@ -27,7 +27,13 @@ def trace(
         Path | None, typer.Option(help="Tree that contains the log's files; default: this one.")
     ] = None,
 ) -> None:
-    """Explain each value in a log and trace it to the code; exit with 1 if a link is broken."""
+    """Explain each value in a log and trace it to the code; exit with 1 if a link is broken.
+
+    \b
+    Examples:
+      mlbert submission trace runs/quickstart/result_0.txt
+      mlbert submission trace runs/quickstart/result_0.txt global_batch_size
+    """
     content = read_log(log)
     if not content.events:
         raise UserError(

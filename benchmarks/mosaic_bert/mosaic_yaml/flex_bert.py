@@ -41,7 +41,7 @@ def model_options(given: YamlValue) -> str:
         if name in KEYS or name in IGNORED:
             continue
         near = nearest(name, sorted(KEYS))
-        remedy = "Remove it" if near is None else f"The nearest known one is {near}"
+        remedy = "Remove it" if near is None else f"Did you mean {near}?"
         reason = f"model.model_config.{name} is an unknown name"
         raise UserError("config.unknown-name", given.origin, reason, remedy)
     try:

@@ -146,7 +146,7 @@ def _check(name: str, known: Collection[str], place: str) -> None:
         return
     whole = (pattern.removesuffix(".**") for pattern in known)
     near = nearest(name, [pattern for pattern in whole if "*" not in pattern])
-    hint = f"The nearest known one is {near}" if near else "Remove it"
+    hint = f"Did you mean {near}?" if near else "Remove it"
     raise UserError("config.unknown-name", place, f"{name} is an unknown name", hint)
 
 

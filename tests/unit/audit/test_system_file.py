@@ -1,5 +1,5 @@
-"""System descriptions that cannot be, or that are not of the machine
-that the logs tell of; published ones pass.
+"""Impossible system descriptions, and those that contradict the logs, are found;
+published ones pass.
 """
 
 import json

@@ -302,7 +302,7 @@ def test_where_values_come_from(run: Path, chains: dict[str, Trace]) -> None:
     assert text == "default=1e-06,"
     power = places(chains["opt_lamb_learning_rate_decay_poly_power"], "setting")
     assert power == [(f"{run.parent}/more.yaml:2", "poly_power: 2")]
-    assert places(chains["opt_learning_rate_training_steps"], "setting")[0][0] == "flag --max_steps"
+    assert places(chains["opt_learning_rate_training_steps"], "setting")[0][0] == "flag --max-steps"
     assert ("environment BATCHSIZE", "BATCHSIZE = 4") in places(
         chains["global_batch_size"], "setting"
     )

@@ -76,7 +76,7 @@ def test_message_sizes_that_cannot_be(sizes, assert_fails):
     assert_fails(["launch", "test-network", f"--sizes={sizes}"], "config.value", "--sizes")
 
 
-@pytest.mark.parametrize("option", ["--world-size", "--worldsize=4", "--what"])
+@pytest.mark.parametrize("option", ["--wrld-size", "--worldsize=4", "--what"])
 def test_an_unknown_option_before_the_script(option, assert_fails):
     name = option.partition("=")[0]
     assert_fails(["launch", "local", option, "4", "main.py"], "config.unknown-name", name)

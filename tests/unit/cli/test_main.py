@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -81,6 +82,9 @@ def test_each_command_has_help_of_one_look(run_mlbert, name, monkeypatch):
         # Types and ranges as Python writes them.
         assert not re.search(r"<(int|float|path|list|str)|list\[|x[<>]=", out)
         assert "completion" not in out
+        inner = made if made.name == name or len(words) == 1 else made.commands[words[1]]
+        is_group = hasattr(inner, "commands")
+        assert is_group or inner.hidden or "Examples:" in out
         assert not re.search(r"\w\.\.\.\n", out.partition("Commands:")[2])  # cut short
     assert run_mlbert(*words, "-h") == (code, out, err)
     if len(commands) > 1:
@@ -91,12 +95,14 @@ def test_each_command_has_help_of_one_look(run_mlbert, name, monkeypatch):
 def test_examples_of_help_have_options_that_exist(run_mlbert, name):
     made = get_command(COMMANDS[name].load())
     for inner in getattr(made, "commands", {"": made}).values():
+        if inner.hidden:
+            continue
         examples = (inner.help or "").partition("Examples:\n")[2]
         for line in examples.splitlines():
             *_, command = line.strip().split(" && ")
             program, *words = shlex.split(command)
             assert program == "mlbert"
-            if words[:2] == ["launch", "local"]:  # -n N, then the command
+            if name != "launch" and words[:2] == ["launch", "local"]:  # -n N, then the command
                 words = words[4:]
             assert " ".join(words).startswith(f"{name} {inner.name if inner is not made else ''}")
             _, help_text, _ = run_mlbert(*words[: 1 if inner is made else 2], "--help")
@@ -153,18 +159,24 @@ def test_train_help_has_the_groups_of_the_settings_page(run_mlbert):
     on_page = re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE)
     assert titles[1:] == [title for title in on_page if title in titles]
     optimizer = out.split("\nOptimizer:\n")[1].split("\n\n")[0]
-    assert "--weight_decay_rate" in optimizer
-    assert "--input_dir" not in optimizer
+    assert "--weight-decay-rate" in optimizer
+    assert "--input-dir" not in optimizer
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["trian"], "Did you mean 'train', 'pretrain'? See mlbert --help."),
-        (["prepare", "txt"], "Did you mean 'text'? See mlbert prepare --help."),
+        (["trian"], "trian: is an unknown command. Did you mean train or pretrain? ["),
+        (["prepare", "txt"], "txt: is an unknown command. Did you mean text? ["),
         (["--show-completion", "csh"], "--show-completion"),
         (["bench", "step", "--packs", "0"], "--packs"),
-        (["convert", "hf-to-torch"], "source"),
+        (["convert", "hf-to-torch"], "SOURCE: is missing. See mlbert convert hf-to-torch --help."),
+        (["convert", "hf-to-torch", "a", "b", "c", "d"], "c d: is one argument too many."),
+        (["prepare", "pack", "--input"], "--input: has no value. Write --input VALUE."),
+        (
+            ["pretrain", "a", "--dry-rnu"],
+            "is an unknown option. Did you mean --dry-run?",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_two(run_mlbert, arguments, named):
@@ -177,14 +189,14 @@ def test_wrong_usage_is_one_line_and_exit_code_two(run_mlbert, arguments, named)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["bench", "step", "--pairs", "2"], "'--pairs': '2' is wrong, it must be at least 5."),
-        (["bench", "step", "--pairs", "x"], "'--pairs': 'x' is wrong, it must be a whole number."),
-        (["pretrain", "a", "--minutes", "x"], "'--minutes': 'x' is wrong, it must be a number."),
-        (["launch", "chain", "0", "run.sub"], "'N': '0' is wrong, it must be at least 1."),
+        (["bench", "step", "--pairs", "2"], "--pairs: '2' is wrong, it must be at least 5."),
+        (["bench", "step", "--pairs", "x"], "--pairs: 'x' is wrong, it must be a whole number."),
+        (["pretrain", "a", "--minutes", "x"], "--minutes: 'x' is wrong, it must be a number."),
+        (["launch", "chain", "0", "run.sub"], "N: '0' is wrong, it must be at least 1."),
         (["launch", "local", "--master_port", "99999", "a.py"], "it must be at most 65535."),
         (
             ["bench", "step", "--precision", "onnx"],
-            "'--precision': 'onnx' is not one of 'auto', 'fp32', 'bf16'.",
+            "--precision: 'onnx' is not a choice. Choices: auto, fp32, bf16.",
         ),
     ],
 )
@@ -197,12 +209,28 @@ def test_a_wrong_value_is_named_in_plain_words(run_mlbert, arguments, words):
 
 
 @pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["fill_mask", "--help"], ["fill-mask", "--help"]),
+        (["pretrain", "/nowhere", "--dry_run"], ["pretrain", "/nowhere", "--dry-run"]),
+        (
+            ["launch", "local", "--world_size", "3", "-n", "2", "a.py"],
+            ["launch", "local", "--world-size", "3", "-n", "2", "a.py"],
+        ),
+        (["train", "--max_seconds", "x"], ["train", "--max-seconds", "x"]),
+    ],
+)
+def test_underscores_and_dashes_are_the_same(run_mlbert, typed, meant):
+    assert run_mlbert(*typed) == run_mlbert(*meant)
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "subject"),
     [
         (["mosaic", "a=b"], "config.missing", "main.py"),
-        (["finetune"], "config.missing", "sequence_classification.py"),
+        (["finetune"], "config.missing", "mlbert finetune"),
         (["finetune", "--predict", "x.csv"], "config.conflict", "--predict"),
-        (["glue", "--bogus"], "config.missing", "glue.py"),
+        (["glue", "--bogus"], "config.unknown-name", "--bogus"),
         (["train", "--recipe"], "config.syntax", "--recipe"),
         (["train", "--samples-per-second", "5"], "config.conflict", "--samples-per-second"),
         (
@@ -226,6 +254,26 @@ def test_a_wrong_value_is_named_in_plain_words(run_mlbert, arguments, words):
 )
 def test_mistakes_are_one_line_and_exit_code_two(assert_fails, arguments, code, subject):
     assert_fails(arguments, code, subject)
+
+
+def test_a_terminal_shows_the_code_of_an_error_as_a_link(tree_root, tmp_path):
+    """The page has the link's anchor, which is the code without its dot."""
+    typescript = tmp_path / "typescript"
+    words = [sys.executable, "-m", "mlbert", "report", str(tmp_path / "none")]
+    subprocess.run(
+        ["script", "--quiet", "--return", "--command", shlex.join(words), typescript],
+        stdout=subprocess.DEVNULL,
+        check=False,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    address = re.search(r"\x1b\]8;;([^\x1b]+)\x1b\\file\.missing\x1b\]8;;", typescript.read_text())
+    assert address is not None, typescript.read_text()
+    page, _, anchor = address[1].partition("#")
+    assert page.startswith(tree_root.as_uri())
+    assert anchor == "filemissing"
+    assert "### `file.missing`" in (tree_root / "docs/errors.md").read_text()
+    done = run_quietly(*words)
+    assert "\x1b" not in done.stderr
 
 
 def test_train_names_all_settings_that_are_missing(run_mlbert, monkeypatch):
@@ -274,7 +322,7 @@ def test_print_config_shows_the_plan_checks_what_training_would_and_trains_nothi
             assert err.removeprefix("mlbert: error: ").removesuffix(f" [{expected}]\n") in out
         else:
             assert not err
-        assert "LR=0.01  (learning_rate, flag --learning_rate)" in out
+        assert "LR=0.01  (learning_rate, flag --learning-rate)" in out
         assert "global_batch_size 6 = BATCHSIZE 4 x 1 ranks x PACKING_FACTOR 1.5" in out
         assert "closed division: every 150,000, on 10,000" in out
         assert "expected samples: unknown" in out

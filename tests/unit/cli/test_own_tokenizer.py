@@ -1,4 +1,4 @@
-"""A tokenizer of one's own in a model of one's own, and domain words added to both."""
+"""Train a tokenizer and a model with it, then add domain words to both."""
 
 import random
 from pathlib import Path

@@ -72,7 +72,7 @@ def test_shipped_shapes_are_valid(path):
         ({"num_hidden_layers": True}, "num_hidden_layers"),
         ({"position_embedding_type": "rope"}, "absolute"),
         ({"norm_position": "middle"}, "post"),
-        ({"gated_mlp": 1}, "boolean"),
+        ({"gated_mlp": 1}, "true or false"),
         ({"layer_norm_eps": 0.0}, "layer_norm_eps"),
         ({"num_hidden_layers": 10**6}, "1024"),
         ({"vocab_size": 10**12}, "262144"),

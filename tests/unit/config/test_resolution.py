@@ -98,7 +98,7 @@ def test_recipe_yaml_environment_argument_win_in_this_order(recipe, environ, tmp
         "cpu_threads": (2, f"{second}:1"),
         "log_freq": (2, f"{child}:2"),
         "experiment": (3, "environment EXPERIMENT"),
-        "eval_batch_size": (4, "flag --eval_batch_size"),
+        "eval_batch_size": (4, "flag --eval-batch-size"),
         "learning_rate": (2e-3, "argument learning_rate="),
         "train_batch_size": (8, "recipe packed_lamb"),
         "seed": (None, "recipe packed_lamb"),
@@ -220,7 +220,7 @@ def test_all_missing_values_come_in_one_error_that_names_the_file_to_edit(recipe
     with user_error("config.missing", "EVALDIR"):
         _resolve(recipe, environ | {"CONFIG_FILE": "config_a.sh"})
     del environ["LOGDIR"]
-    with user_error("config.missing", "LOGDIR (--output_dir), EVALDIR (--eval_dir)"):
+    with user_error("config.missing", "LOGDIR (--output-dir), EVALDIR (--eval-dir)"):
         _resolve(recipe, environ)
 
 

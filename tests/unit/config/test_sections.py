@@ -148,12 +148,12 @@ def test_no_word_of_others_is_one_of_ours_and_each_hint_leads_to_a_flag():
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("--lr=1e-4", "called --learning_rate here (export LR)"),
-        ("--num-train-epochs=3", "--max_steps here (export MAX_STEPS); run length is in steps"),
+        ("--lr=1e-4", "called --learning-rate here (export LR)"),
+        ("--num-train-epochs=3", "--max-steps here (export MAX_STEPS); run length is in steps"),
         ("--bf16=1", "Write --precision bf16 here (export PRECISION=bf16)"),
-        ("--report_to=wandb", "--wandb_project"),
-        ("--per_device_train_batch_size=8", "--train_batch_size"),
-        ("--seeed=1", "The nearest known one is --seed"),
+        ("--report_to=wandb", "--wandb-project"),
+        ("--per_device_train_batch_size=8", "--train-batch-size"),
+        ("--seeed=1", "Did you mean --seed?"),
     ],
 )
 def test_a_word_of_another_tool_gets_our_name_for_it(word, said):

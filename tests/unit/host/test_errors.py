@@ -1,5 +1,5 @@
 """Errors have codes: each is listed once, used somewhere,
-and survives the way between processes.
+and survives pickling between processes.
 """
 
 import pickle

@@ -1,4 +1,4 @@
-"""A front end comes from where this package comes from."""
+"""A front end is imported from where this package is installed."""
 
 import sys
 from pathlib import Path

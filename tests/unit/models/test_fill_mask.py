@@ -1,5 +1,5 @@
 """Guesses for [MASK]: those of transformers on the exported copy,
-and clear words for what has no answer.
+and a clear error for texts without an answer.
 """
 
 from pathlib import Path

@@ -159,7 +159,7 @@ def test_a_classifier_equals_ours(num_labels):
 
 
 def test_padding_of_a_static_shape_changes_nothing():
-    """As evaluations on a GPU have it: tokens after the last sequence, empty sequences,
+    """As in evaluations on a GPU: tokens after the last sequence, empty sequences,
     ignored labels.
     """
     model = initialized(HuggingFaceForMaskedLM(SHAPE))

@@ -37,7 +37,7 @@ def square_attention(
     window: int,
 ) -> Tensor:
     """Compute local attention from the scores of all pairs of tokens:
-    the plain form's slow twin.
+    a slow reference for the plain form.
     """
     outputs = []
     for start, stop in itertools.pairwise(cu_seqlens.tolist()):

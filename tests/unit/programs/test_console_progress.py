@@ -19,8 +19,8 @@ def recorded(terminal: bool = False) -> tuple[Console, io.StringIO]:
 def test_a_log_file_gets_plain_lines_with_percent_rate_and_estimate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Lines come without a report from the work, too,
-    and what began after the last one does not change the end.
+    """Lines are printed even if the work reports nothing, and work since the last report
+    does not change the estimate.
     """
     now = [0.0]
     shown: list[Callable[[], None]] = []

@@ -113,8 +113,8 @@ def test_a_value_has_the_place_where_it_was_given(path: Path) -> None:
 
 def test_mistakes_are_named(path: Path) -> None:
     for word, said in {
-        "model.nmae=x": "model.nmae is an unknown name. The nearest known one is model.name.",
-        "run_nam=x": "The nearest known one is run_name.",
+        "model.nmae=x": "model.nmae is an unknown name. Did you mean model.name?",
+        "run_nam=x": "Did you mean run_name?",
         "tasks.rte.seed=x": "tasks.rte.seed is an unknown name",
         "model.name": "is not of the form name=value",
         "data=${nothing}": "cannot be resolved",

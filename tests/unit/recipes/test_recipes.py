@@ -199,7 +199,7 @@ def test_evaluating_a_runs_weights_gives_its_last_accuracy(
             {"weights_allgather": "bf16"},
             f"WEIGHTS_ALLGATHER=bf16: {EVERY} ddp_adam updates everything",
         ),
-        ("ddp_adam", {"bucket_mib": "1000000"}, "must be less than or equal to 4096"),
+        ("ddp_adam", {"bucket_mib": "1000000"}, "must be at most 4096"),
         (
             "masked_lm",
             {"lr_milestones": "none"},

@@ -128,6 +128,11 @@ def glue(
         evaluations without a better one until a job stops
     search=true
         one job for each trial, as --search
+
+    \b
+    Examples:
+      mlbert glue --from my-model/model --out scores
+      mlbert glue --from my-model/model --tasks cola,rte --seeds 3
     """
     others = {"--data": data, "--out": out, "--tasks": tasks, "--seeds": seeds}
     others["--search"] = search or None

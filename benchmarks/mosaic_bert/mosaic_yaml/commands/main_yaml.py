@@ -54,6 +54,11 @@ def pretrain(path: YamlFile, words: Words = None) -> int:
                                any number of ranks
     load_path=WEIGHTS          a run folder, a Hugging Face folder, a Composer
                                or NVIDIA checkpoint
+
+    \b
+    Examples:
+      mlbert mosaic yamls/test/main.yaml
+      mlbert mosaic yamls/main/mosaic-bert-base-uncased.yaml data_local=my-c4
     """
     world = World.identify(environment())
     world.warn_once()
@@ -106,7 +111,11 @@ def check_yaml_file(program: str, path: Path) -> None:
     of a file.
     """
     word = str(path)
-    if word.startswith("-") or ("=" in word and path.suffix not in (".yaml", ".yml")):
+    if word.startswith("-"):
+        raise UserError(
+            "config.unknown-name", word, "is an unknown option", f"See {program} --help"
+        )
+    if "=" in word and path.suffix not in (".yaml", ".yml"):
         remedy = f"Write {program} yamls/... [name=value ...]"
         raise UserError("config.missing", program, f"got {word} instead of a YAML file", remedy)
 

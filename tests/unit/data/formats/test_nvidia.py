@@ -1,5 +1,5 @@
-"""NVIDIA's shards: what h5py wrote comes back as the same sequences,
-and damage is named with file and row.
+"""NVIDIA's shards: what h5py wrote is read as the same sequences, and an error names the damaged
+file and row.
 """
 
 import os

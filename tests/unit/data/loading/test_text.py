@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def vocabulary(tmp_path: Path) -> Tokenizer:
-    """Return a tokenizer that knows no word of the texts."""
+    """Return a tokenizer without any word of the texts."""
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "1", "2"]) + "\n")
     return load_tokenizer(tmp_path / "vocab.txt")
 
@@ -123,7 +123,7 @@ def steps(sources: list[TextSource], count: int) -> list[list[Row]]:
 
 
 def state_of(sources: list[TextSource]) -> dict:
-    """Return the saved position of all ranks; each knows only its own lanes."""
+    """Return the saved position of all ranks; each has only its own lanes."""
     states = [source.state_dict() for source in sources]
     lanes = [state.pop("lanes") for state in states]
     assert states == [states[0]] * len(states)

@@ -1,4 +1,4 @@
-"""The compiled generator equals its plain twin: documents on hard text,
+"""The compiled generator equals its reference: documents on hard text,
 instances for every option.
 """
 

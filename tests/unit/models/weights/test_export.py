@@ -1,5 +1,5 @@
 """Weights written at the end of a run: `transformers` reads and trains every shape,
-and ours come back.
+and we read them back unchanged.
 """
 
 import dataclasses

@@ -154,7 +154,9 @@ def written(model, folder, form):
     ],
 )
 def test_heads_that_do_not_fit_are_reported(tmp_path, form, theirs, start, missing, unused):
-    """A classifier from a masked-LM model, from one of another task and from one of its own."""
+    """A classifier starts from a masked-LM model, from a classifier of another task, and from one
+    of the same task.
+    """
     kind, *numbers = start
     path = written(drawn(kind, SHAPE, *numbers), tmp_path, form)
     own = HuggingFaceForSequenceClassification if theirs else BertForSequenceClassification

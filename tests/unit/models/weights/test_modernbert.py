@@ -1,5 +1,5 @@
 """Models of ModernBERT's form against Hugging Face's:
-logits, gradients, weights that come back; its start.
+logits, gradients, weights read back; initialization.
 """
 
 import dataclasses

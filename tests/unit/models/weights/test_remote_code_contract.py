@@ -325,7 +325,7 @@ def test_weights_are_initialized(folder: Path) -> None:
 
 
 def test_generation_is_refused(folder: Path) -> None:
-    """test_generative_selfcontained: it is no generative model"""
+    """test_generative_selfcontained: it is not a generative model"""
     model = load(folder)
     assert not model.can_generate()
     with pytest.raises((AttributeError, ValueError, TypeError)):

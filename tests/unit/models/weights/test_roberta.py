@@ -48,7 +48,7 @@ def save_peer(folder: Path, family: str, head: str, **values: Any) -> Any:
 
 
 def batch_of_two_segments() -> Batch:
-    """Return a batch whose sequences have two segments, which a RoBERTa does not tell apart."""
+    """Return a batch whose sequences have two segments, which a RoBERTa does not distinguish."""
     batch = masked_batch(LENGTHS, VALUES["vocab_size"])
     batch.input_ids[batch.input_ids == PAD] = PAD + 1  # the peer takes it for padding
     batch.segment_ids[batch.position_ids > 1] = 1

@@ -132,7 +132,12 @@ def loader(
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the batches go.")] = "cpu",
     json_file: JsonFile = None,
 ) -> int:
-    """Time the loader: token ids in shards to masked, packed batches on the device."""
+    """Time the loader: token ids in shards to masked, packed batches on the device.
+
+    \b
+    Examples:
+      mlbert bench loader --length 1024 --cores 4
+    """
     import torch
 
     from mlbert.programs.bench.loader import run

@@ -27,7 +27,12 @@ def cache() -> None:
 
 @app.command("list")
 def list_command() -> None:
-    """List what is in it, the last used first."""
+    """List the entries of the cache, the last used first.
+
+    \b
+    Examples:
+      mlbert cache list
+    """
     folder = cache_folder()
     table = new_table(safe(folder), ["entry", "what", "last used", "held"], ["size"])
     for entry in read_entries(folder):
@@ -40,7 +45,12 @@ def list_command() -> None:
 
 @app.command("size")
 def size_command() -> None:
-    """Print its size."""
+    """Print the size of the cache.
+
+    \b
+    Examples:
+      mlbert cache size
+    """
     entries = read_entries(cache_folder())
     size = sum(entry.num_bytes for entry in entries)
     held = sum(entry.num_bytes for entry in entries if entry.is_held)
@@ -50,13 +60,23 @@ def size_command() -> None:
 @app.command("clear")
 def clear_command(
     days: Annotated[
-        float, typer.Option("--unused-for", min=0, help="Only what was not used for so many days.")
+        float,
+        typer.Option(
+            "--unused-for", min=0, help="Only entries that were not used for this many days."
+        ),
     ] = 0,
     down_to: Annotated[
-        float, typer.Option("--down-to", min=0, help="Only until it has so many GB.")
+        float,
+        typer.Option("--down-to", min=0, help="Stop when the cache is down to this size in GB."),
     ] = 0,
 ) -> None:
-    """Delete what no run on this machine holds, the least recently used first."""
+    """Delete the entries that no run on this machine holds, the least recently used first.
+
+    \b
+    Examples:
+      mlbert cache clear --unused-for 30
+      mlbert cache clear --down-to 5
+    """
     deleted, left = clear(read_entries(cache_folder()), days, round(down_to * _GIGABYTE))
     size = sum(entry.num_bytes for entry in deleted)
     count = "1 entry" if len(deleted) == 1 else f"{len(deleted)} entries"

@@ -33,6 +33,10 @@ Config = Annotated[
 def tf1_to_torch(source: Prefix, target: NewFolder, config: Config = None) -> None:
     """Convert a TensorFlow 1 checkpoint (model.ckpt-28252) to bert_config.json and
     model.safetensors.
+
+    \b
+    Examples:
+      mlbert convert tf1-to-torch tf1_ckpt/model.ckpt-28252 checkpoint
     """
     _convert("tf1_to_torch", source, target, config)
 
@@ -41,13 +45,22 @@ def tf1_to_torch(source: Prefix, target: NewFolder, config: Config = None) -> No
 def tf1_to_nvidia(source: Prefix, target: NewFile, config: Config = None) -> None:
     """Convert a TensorFlow 1 checkpoint to NVIDIA's .pt file,
     as their convert_tf_checkpoint.py does.
+
+    \b
+    Examples:
+      mlbert convert tf1-to-nvidia tf1_ckpt/model.ckpt-28252 model.pt
     """
     _convert("tf1_to_nvidia", source, target, config)
 
 
 @app.command("tf2-to-torch")
 def tf2_to_torch(source: Prefix, target: NewFolder, config: Config = None) -> None:
-    """Convert an object-based TensorFlow 2 checkpoint to bert_config.json and model.safetensors."""
+    """Convert an object-based TensorFlow 2 checkpoint to bert_config.json and model.safetensors.
+
+    \b
+    Examples:
+      mlbert convert tf2-to-torch tf2/bert_model.ckpt checkpoint
+    """
     _convert("tf2_to_torch", source, target, config)
 
 
@@ -55,6 +68,10 @@ def tf2_to_torch(source: Prefix, target: NewFolder, config: Config = None) -> No
 def nvidia_to_torch(source: File, target: NewFolder, config: Config = None) -> None:
     """Convert NVIDIA's .pt file ({'model': state_dict}, weights only) to bert_config.json and
     model.safetensors.
+
+    \b
+    Examples:
+      mlbert convert nvidia-to-torch model.ckpt-28252.pt checkpoint
     """
     _convert("nvidia_to_torch", source, target, config)
 
@@ -63,6 +80,10 @@ def nvidia_to_torch(source: File, target: NewFolder, config: Config = None) -> N
 def torch_to_nvidia(source: Folder, target: NewFile) -> None:
     """Convert a run's weights/ folder (bert_config.json, model.safetensors) to NVIDIA's .pt
     file.
+
+    \b
+    Examples:
+      mlbert convert torch-to-nvidia runs/mine/run_0/weights model.pt
     """
     _convert("torch_to_nvidia", source, target)
 
@@ -72,6 +93,10 @@ def torch_to_nvidia(source: Folder, target: NewFile) -> None:
 def composer_to_torch(source: File, target: NewFolder, config: Config = None) -> None:
     """Convert a Composer checkpoint (BERT, MosaicBERT, ModernBERT) to bert_config.json
     and model.safetensors (tensors only).
+
+    \b
+    Examples:
+      mlbert convert composer-to-torch ep0-ba70000-rank0.pt model
     """
     _convert("composer_to_torch", source, target, config)
 
@@ -81,6 +106,10 @@ def composer_to_torch(source: File, target: NewFolder, config: Config = None) ->
 def torch_to_composer(source: Folder, target: NewFile) -> None:
     """Convert a run's weights/ folder to a file that Composer's BERT,
     MosaicBERT or ModernBERT can start from.
+
+    \b
+    Examples:
+      mlbert convert torch-to-composer runs/mine/run_0/weights model.pt
     """
     _convert("torch_to_composer", source, target)
 
@@ -89,6 +118,10 @@ def torch_to_composer(source: Folder, target: NewFile) -> None:
 def hf_to_torch(source: Folder, target: NewFolder) -> None:
     """Convert a Hugging Face folder (BERT, ModernBERT) to bert_config.json and
     model.safetensors.
+
+    \b
+    Examples:
+      mlbert convert hf-to-torch bert-base-uncased/ model
     """
     _convert("huggingface_to_torch", source, target)
 
@@ -97,6 +130,10 @@ def hf_to_torch(source: Folder, target: NewFolder) -> None:
 def torch_to_hf(source: Folder, target: NewFolder) -> None:
     """Convert a run's weights/ folder (bert_config.json, model.safetensors) to a Hugging Face
     folder.
+
+    \b
+    Examples:
+      mlbert convert torch-to-hf runs/mine/run_0/weights my-bert
     """
     _convert("torch_to_huggingface", source, target)
 
@@ -111,6 +148,10 @@ def grow(
 ) -> None:
     """Start a larger model from a smaller one: tile each matrix from its middle, and spread the
     layers.
+
+    \b
+    Examples:
+      mlbert convert grow small/ large/ --config large.json
     """
     _convert("grow_model", source, target, config)
 
@@ -123,6 +164,10 @@ def add_words(
 ) -> None:
     """Add words to a model and its tokenizer: each starts as the mean of its pieces. Writes a
     Hugging Face folder.
+
+    \b
+    Examples:
+      mlbert convert add-words modernbert/ my-start/ --words words.txt
     """
     _convert("add_words_to_model", source, target, words)
 

@@ -140,6 +140,12 @@ def finetune(
     data.glue=FOLDER         GLUE's files
     data.source=NAME         how to create missing files: datasets, python
                              (stand-ins)
+
+    \b
+    Examples:
+      mlbert finetune --from my-model/model --train reviews.csv
+      mlbert finetune --from my-model/model --train names.conll --task words
+      mlbert finetune --predict new.csv --model finetuned/run_0
     """
     options = [start, train, held_out, text, label, task, numbers, minutes, epochs, patience, seed]
     options += [tensorboard, wandb, mlflow]
@@ -183,9 +189,9 @@ def finetune(
     if path is None:
         raise UserError(
             "config.missing",
-            PROGRAM,
-            "needs a YAML file",
-            f"Write {PROGRAM} yamls/... [name=value ...]",
+            "mlbert finetune",
+            "needs a model and rows, or a YAML file",
+            "Write mlbert finetune --from MODEL --train FILE",
         )
     status: int = import_sibling(YAML_PROGRAM).finetune(path, words or [])
     return status

@@ -37,7 +37,7 @@ app = typer.Typer(
 )
 # Commands of mlbert that train on several ranks.
 _COMMANDS = ("pretrain", "train")
-_LOCAL_OPTIONS = ("--nproc", "--world_size", "--node_rank", "--master_addr", "--master_port")
+_LOCAL_OPTIONS = ("--nproc", "--world-size", "--node-rank", "--master-addr", "--master-port")
 
 
 @app.command("chain", context_settings={"ignore_unknown_options": True})
@@ -56,6 +56,10 @@ def chain(
 
     For pre-training that exceeds a job's time limit: source a config with SAVE_CHECKPOINT_STEPS,
     then mlbert launch chain 5 -N ${DGXNNODES} -t ${WALLTIME} run.sub
+
+    \b
+    Examples:
+      source config_X.sh && mlbert launch chain 5 -N 8 -t 240 run.sub
     """
     exports = environment()
     if not exports.get("CONFIG_FILE"):
@@ -118,18 +122,18 @@ def local(
         ),
     ] = None,
     world_size: Annotated[
-        int | None, typer.Option("--world_size", envvar="WORLD_SIZE", help="Ranks on all nodes.")
+        int | None, typer.Option("--world-size", envvar="WORLD_SIZE", help="Ranks on all nodes.")
     ] = None,
     node_rank: Annotated[
-        int, typer.Option("--node_rank", envvar="NODE_RANK", help="Index of this node.")
+        int, typer.Option("--node-rank", envvar="NODE_RANK", help="Index of this node.")
     ] = 0,
     master_addr: Annotated[
-        str, typer.Option("--master_addr", envvar="MASTER_ADDR", help="Address of node 0.")
+        str, typer.Option("--master-addr", envvar="MASTER_ADDR", help="Address of node 0.")
     ] = "127.0.0.1",
     master_port: Annotated[
         int | None,
         typer.Option(
-            "--master_port",
+            "--master-port",
             envvar="MASTER_PORT",
             help="Port on node 0.",
             min=1,
@@ -141,12 +145,17 @@ def local(
     and variables of MosaicML's composer launcher: mlbert launch local -n 8 pretrain TEXT ...
 
     With several nodes, run it on each with the same world_size, master_addr and master_port.
+
+    \b
+    Examples:
+      mlbert launch local -n 8 pretrain texts/ --tokens 1e9 --out my-model
+      mlbert launch local -n 8 main.py yamls/main/mosaic-bert-base-uncased.yaml
     """
     if script[0].startswith("--"):
         name = script[0].partition("=")[0]
         known = nearest(name, _LOCAL_OPTIONS)
         remedy = f"Did you mean {known}?" if known else "See mlbert launch local --help"
-        raise UserError("config.unknown-name", name, "is not an option", remedy)
+        raise UserError("config.unknown-name", name, "is an unknown option", remedy)
     if nproc is None:
         import torch
 
@@ -189,7 +198,7 @@ def local_command(
     if rest or not 0 <= node_rank < nodes:
         reason = f"with {nproc} ranks per node has no node {node_rank}"
         remedy = "Give a multiple of -n, and a node_rank below the number of nodes"
-        raise UserError("config.conflict", f"--world_size {world_size}", reason, remedy)
+        raise UserError("config.conflict", f"--world-size {world_size}", reason, remedy)
     command = [sys.executable, "-m", "mlbert", "launch", "ranks", "--nproc-per-node", str(nproc)]
     if nodes == 1:
         if master_port:
@@ -198,7 +207,7 @@ def local_command(
     if master_port is None:
         reason = "is not set, and there are several nodes"
         raise UserError(
-            "config.missing", "--master_port", reason, "Give the same one on every node"
+            "config.missing", "--master-port", reason, "Give the same one on every node"
         )
     return [
         *command,
@@ -287,6 +296,10 @@ def abort_log(
     """Close an interrupted run's log with run_stop, status aborted.
 
     A closed log is left unchanged.
+
+    \b
+    Examples:
+      mlbert launch abort-log runs/mine/result_0.txt --reason NodeLost
     """
     if close_interrupted(log, tree_root(), reason):
         print(f"{log}: closed as aborted ({reason})")
@@ -299,6 +312,10 @@ def network_command(
     """Measure all-reduce bandwidth, in total and per node, and name the slowest node.
 
     Run it on every rank.
+
+    \b
+    Examples:
+      mlbert launch test-network --sizes 1,64
     """
     from mlbert.distributed.world import World
     from mlbert.programs.bench.network import measure

@@ -76,4 +76,4 @@ def key_of_flag(catalog: Catalog, flag: str) -> str:
     if key in catalog.by_key:
         return key
     known = [*(one.flag for one in catalog.by_key.values()), "--config"]
-    raise unknown_name(catalog, f"--{flag.removeprefix('--')}", "flag", known)
+    raise unknown_name(catalog, f"--{flag.removeprefix('--')}", "option", known)

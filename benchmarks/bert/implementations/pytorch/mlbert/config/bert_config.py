@@ -324,7 +324,7 @@ class BertConfig:
                 near = nearest(name, kinds)
                 reason = f"{name!r} is unknown"
                 if near:
-                    hint = f"The nearest known one is {near}"
+                    hint = f"Did you mean {near}?"
                     raise UserError("config.unknown-name", subject, reason, hint)
                 raise UserError("config.unknown-name", subject, reason, "Write another", kinds)
             if name in changes:

@@ -74,7 +74,7 @@ def find(name: str, option: str) -> Preset:
     entries = _file()
     if name not in entries:
         near = nearest(name, sorted(entries))
-        remedy = f"The nearest known one is {near}" if near else f"Use a name in configs/{FILE}"
+        remedy = f"Did you mean {near}?" if near else f"Use a name in configs/{FILE}"
         raise UserError("config.choice", f"{option} {name}", "is not a known model", remedy)
     values = dict(entries[name])
     base = BertConfig.from_json(shipped("configs") / values.pop("shape"))

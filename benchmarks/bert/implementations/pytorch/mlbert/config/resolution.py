@@ -31,6 +31,7 @@ from mlbert.config.sources import check_exports, read_yaml
 from mlbert.config.words import REMOVED, missing, unknown_name, value_words
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, hide_credentials, name_shape
+from mlbert.host.texts import plain_words
 
 Layer = Mapping[str, tuple[object, str]]  # key to raw value and origin
 
@@ -243,7 +244,7 @@ def _illegal(setting: Setting, value: object, origin: str, error: Any) -> UserEr
     reason = f"{str(value).strip()} is not legal"
     if setting.choices:
         return UserError("config.choice", subject, reason, setting.meaning, setting.choices)
-    limit = error["msg"].removeprefix(_SHOULD_BE)
+    limit = plain_words(error["msg"].removeprefix(_SHOULD_BE))
     return UserError("config.range", subject, f"{reason}, it must be {limit}", setting.meaning)
 
 

@@ -142,7 +142,7 @@ class Setting:
     """A declared setting as users see it."""
 
     env: str  # name of the export
-    key: str  # YAML key, and the flag without dashes; empty if only the launchers read it
+    key: str  # YAML key; empty if only the launchers read it
     section: type[Section]
     field: str  # its name in the section
     kind: type  # str, int, float, bool or Path
@@ -168,8 +168,8 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """The flag; empty if only the launchers read the setting."""
-        return f"--{self.key}" if self.key else ""
+        """The flag, with dashes; empty if only the launchers read the setting."""
+        return f"--{self.key.replace('_', '-')}" if self.key else ""
 
     @property
     def type_name(self) -> str:

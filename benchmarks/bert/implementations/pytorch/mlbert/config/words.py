@@ -19,7 +19,7 @@ _NAMES_ELSEWHERE = (
     ("learning_rate", "", "lr baselr"),
     ("max_steps", "run length is in steps", "epochs numepochs numtrainepochs maxepochs"),
     ("max_steps", "", "steps trainsteps numtrainsteps"),
-    ("tensorboard_dir", "for Weights & Biases --wandb_project", "reportto"),
+    ("tensorboard_dir", "for Weights & Biases --wandb-project", "reportto"),
     ("tensorboard_dir", "", "loggingdir tensorboard"),
     ("wandb_project", "", "wandb"),
     ("mlflow_experiment", "", "mlflow mlflowexperimentname"),
@@ -32,7 +32,7 @@ _NAMES_ELSEWHERE = (
     ("train_batch_size", "per rank", "batchsize bs"),
     ("gradient_accumulation_steps", "", "gradaccumsteps accumulategradbatches"),
     ("output_dir", "", "outdir out savedir"),
-    ("init_checkpoint", "the model shape is --bert_config_file", "modelnameorpath model"),
+    ("init_checkpoint", "the model shape is --bert-config-file", "modelnameorpath model"),
     ("bert_config_file", "", "configname"),
     ("tokenizer", "", "tokenizername"),
     ("input_dir", "", "trainfile datadir dataset datasetname"),
@@ -82,9 +82,7 @@ def unknown_name(catalog: Catalog, name: str, what: str, known: Iterable[str]) -
     theirs = hint_at(catalog, name_shape(name))
     if theirs and (near is None or name_shape(near) != name_shape(name)):
         return UserError("config.unknown-name", name, f"is an unknown {what}", theirs)
-    hint = (
-        f"The nearest known one is {near}" if near else "See mlbert train --help for the known ones"
-    )
+    hint = f"Did you mean {near}?" if near else "See mlbert train --help for the known ones"
     return UserError("config.unknown-name", name, f"is an unknown {what}", hint)
 
 

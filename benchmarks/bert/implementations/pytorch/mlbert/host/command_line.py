@@ -6,11 +6,13 @@ A user error is one line on standard error and exit code 2; ``--debug`` adds the
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,15 +35,6 @@ COMPLETION = ("--install-completion", "--show-completion")
 Shell = Literal["bash", "zsh", "fish"]
 HELP_WIDTH = 110  # columns, if the terminal is that wide
 _SHOULD_BE = "Input should be "  # how pydantic begins its sentences
-_WANTED = {
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "a valid boolean": "true or false",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-    "greater than": "above",
-    "less than": "below",
-}
 _NO_MEMORY = "memory: not enough for this configuration. Use a smaller batch or model."
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Advice for the system's errors about a path that the user named,
@@ -59,6 +52,15 @@ _REMEDIES = {
     errno.ELOOP: "Its links form a loop: name another place",
     errno.ENAMETOOLONG: "Name a shorter one",
 }
+# How Typer begins its messages about a value that is not a choice, a command that does not exist,
+# and one word too many.
+_CHOICE = re.compile(r"('[^']*') is not one of")
+_NO_COMMAND = re.compile(r"No such command '([^']*)'")
+_EXTRA = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)")
+_QUOTED = re.compile(r"'([^']*)'")
+_CODE = re.compile(r"\[([a-z]+\.[a-z-]+)\]$")  # at the end of an error's line
+# Where error codes are explained, in the repository: on the site if it was built.
+_ERROR_PAGES = ("site/errors.html", "docs/errors.md")
 _LONG = 1e10  # help writes such numbers with an exponent
 # What help shows for values of these types.
 _KINDS: Mapping[Any, str] = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
@@ -97,7 +99,9 @@ class LazyCommand(TyperCommand):
         """Load the command and return its context;
         a group without a subcommand prints its help and fails.
         """
-        command = self.load()
+        with _interruptible():
+            command = self.load()
+        command.invoke = partial(_invoke, command.invoke)
         _adapt(command)
         if isinstance(command, TyperGroup):
             for subcommand in command.commands.values():
@@ -108,6 +112,23 @@ class LazyCommand(TyperCommand):
         if is_bare and not context.resilient_parsing:
             _show_help(context)
         return context
+
+
+class _Interrupted(BaseException):
+    """A KeyboardInterrupt, for which Typer would return a status that a command may return, too."""
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise _Interrupted from error
+
+
+def _invoke(invoke: Callable[[Any], Any], context: Any) -> Any:
+    with _interruptible():
+        return invoke(context)
 
 
 def lazy_group(commands: Registry[Command]) -> type[TyperGroup]:
@@ -145,7 +166,11 @@ def program(name: str, commands: Registry[Command], summary: str, epilog: str) -
         cls=lazy_group(commands),
         add_completion=False,
         rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH},
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "max_content_width": HELP_WIDTH,
+            "token_normalize_func": _with_dashes,
+        },
         epilog=epilog,
     )
 
@@ -186,6 +211,11 @@ def program(name: str, commands: Registry[Command], summary: str, epilog: str) -
     return root
 
 
+def _with_dashes(name: str) -> str:
+    """Return the one spelling of a command's or option's name: ``dry_run`` is ``dry-run``."""
+    return name.replace("_", "-")
+
+
 def _complete(name: str, install: Shell | None, show: Shell | None) -> None:
     if install:
         shell, path = completion.install(install)
@@ -212,8 +242,6 @@ def run_program(name: str, root: typer.Typer, arguments: Sequence[str] | None = 
 def _run(name: str, root: typer.Typer, words: list[str]) -> int:
     completion.completion_init()
     result = get_command(root).main(words, prog_name=name, standalone_mode=False)
-    if result == INTERRUPTED:  # Typer catches KeyboardInterrupt and returns this
-        raise KeyboardInterrupt
     return result if isinstance(result, int) else SUCCEEDED
 
 
@@ -231,6 +259,7 @@ def _adapt(command: Any) -> None:
         parameter.display_type_rich = partial(_kind_of_value, parameter)
         parameter._get_number_range_help_str = partial(_range_in_words, parameter)
         if parameter.param_type_name == "argument":
+            parameter.metavar = parameter.metavar or parameter.name.upper()
             parameter._usage_display_name = partial(_usage_of_argument, parameter)
 
 
@@ -296,10 +325,7 @@ def _process_value(
             remedy = "Write it with the digits 0 to 9"
         else:
             continue
-        name = next(
-            (option for option in parameter.opts if option.startswith("--")), parameter.name.upper()
-        )
-        raise UserError("config.value", name, problem, remedy)
+        raise UserError("config.value", name_on_command_line(parameter), problem, remedy)
     return found
 
 
@@ -319,9 +345,10 @@ def _plain_words(message: str, given: Any) -> str:
     message = message.removeprefix("Value error, ")
     if not message.startswith(_SHOULD_BE):
         return message
+    from mlbert.host.texts import plain_words
+
     wanted, _, _ = message.removeprefix(_SHOULD_BE).partition(", unable to parse")
-    for words, plain in _WANTED.items():
-        wanted = wanted.replace(words, plain)
+    wanted = plain_words(wanted)
     shown = "" if isinstance(given, list | tuple) else f"{given!r} is wrong, "
     return f"{shown}it must be {wanted}"
 
@@ -355,7 +382,7 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
         return error.exit_status
     except Refused as error:
         return error.exit_status
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Interrupted):
         if is_first_rank():
             print(f"{_program}: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -384,12 +411,49 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
         # Typer's usage errors (an unknown option, a value out of range) have no public base class.
         if not hasattr(error, "format_message"):
             return _report_broken_package(error, debug)
-        context = getattr(error, "ctx", None)
-        command = _program if context is None else context.command_path
-        message = error.format_message().rstrip(".")
-        return _print_error(
-            f"{message}{'' if message.endswith('?') else '.'} See {command} --help.", debug
-        )
+        return _print_error(_usage_error(error).as_line(), debug)
+
+
+def _usage_error(error: Any) -> UserError:
+    """Return one of Typer's usage errors in the form and words of ours."""
+    context = error.ctx
+    command = _program if context is None else context.command_path
+    remedy = f"See {command} --help"
+    message = error.message.rstrip(".")
+    parameter = getattr(error, "param", None)
+    if parameter is not None:
+        name = name_on_command_line(parameter)
+        if not message:
+            return UserError("config.missing", name, "is missing", remedy)
+        if (choice := _CHOICE.match(message)) is not None:
+            choices = _QUOTED.findall(message[choice.end() :])
+            return UserError("config.choice", name, f"{choice[1]} is not a choice", "", choices)
+        return UserError("config.value", name, message, remedy)
+    option = getattr(error, "option_name", None)
+    if option is not None and "possibilities" in vars(error):
+        names = error.possibilities or []
+        return _unknown(option, "option", names, remedy)
+    if option is not None:
+        return UserError("config.syntax", option, "has no value", f"Write {option} VALUE")
+    if (unknown := _NO_COMMAND.match(message)) is not None:
+        names = _QUOTED.findall(message[unknown.end() :])
+        return _unknown(unknown[1], "command", names, remedy)
+    if (extra := _EXTRA.match(message)) is not None:
+        return UserError("config.syntax", extra[1], "is one argument too many", remedy)
+    return UserError("config.syntax", command, message, remedy)
+
+
+def _unknown(name: str, kind: str, near: Sequence[str], remedy: str) -> UserError:
+    if near:
+        remedy = f"Did you mean {' or '.join(near)}?"
+    return UserError("config.unknown-name", name, f"is an unknown {kind}", remedy)
+
+
+def name_on_command_line(parameter: Any) -> str:
+    """Return an option as ``--name``, an argument as help shows it."""
+    if parameter.param_type_name == "argument":
+        return str(parameter.metavar or parameter.name.upper())
+    return str(next((name for name in parameter.opts if name.startswith("--")), parameter.opts[0]))
 
 
 def _report_broken_package(error: Exception, debug: bool) -> int:
@@ -453,4 +517,24 @@ def _print_line(text: str, debug: bool) -> None:
         traceback.print_exc()
     from mlbert.host.console import printable  # file names may contain control characters
 
-    print(f"{_program}: error: {printable(' '.join(text.split()))}", file=sys.stderr, flush=True)
+    line = printable(" ".join(text.split()))
+    if sys.stderr.isatty():
+        line = _with_link(line)
+    print(f"{_program}: error: {line}", file=sys.stderr, flush=True)
+
+
+def _with_link(line: str) -> str:
+    """Return a line whose code, in brackets at its end, is a link to the code's explanation.
+    Terminals without links show the code alone.
+    """
+    code = _CODE.search(line)
+    root = repository()
+    if code is None or root is None or environment().get("TERM") == "dumb":
+        return line
+    page = next((root / path for path in _ERROR_PAGES if (root / path).is_file()), None)
+    if page is None:
+        return line
+    address = f"{page.as_uri()}#{code[1].replace('.', '')}"
+    begin = f"\x1b]8;;{address}\x1b\\"
+    end = "\x1b]8;;\x1b\\"
+    return f"{line[: code.start()]}[{begin}{code[1]}{end}]"

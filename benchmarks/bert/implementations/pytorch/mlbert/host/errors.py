@@ -65,7 +65,7 @@ class UserError(ValueError):
         self.choices = tuple(choices)
         self.sentence = f"{self.subject}: {self.problem}."
         if self.remedy:
-            self.sentence += f" {self.remedy}."
+            self.sentence += f" {self.remedy}{'' if self.remedy.endswith('?') else '.'}"
         known = _one_line(", ".join(self.choices))
         super().__init__(f"{self.sentence} {CHOICES}{known}." if known else self.sentence)
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json, shown
+from mlbert.host.texts import plain_words
 
 Count = Annotated[int, Field(ge=0, le=1 << 53)]  # integers that every JSON reader preserves
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -83,5 +84,5 @@ def _first_problem(kind: type[Document], error: ValidationError) -> str:
         return f"unknown key {place!r}. Known keys: {', '.join(kind.model_fields)}"
     if first["type"] == "missing":
         return f"key {place!r} is missing"
-    expected = _LEFT_OUT.sub("", first["msg"]).replace("a valid dictionary", "an object")
+    expected = plain_words(_LEFT_OUT.sub("", first["msg"]))
     return f"{place or 'a key'} is {shown(first['input'])} but {expected}"

@@ -1,4 +1,4 @@
-"""Which texts are numbers, in settings, options and files."""
+"""Which texts are numbers, in settings, options and files; what a value must be, in words."""
 
 from __future__ import annotations
 
@@ -9,6 +9,28 @@ from typing import TypeVar
 Number = TypeVar("Number", int, float)
 
 _NUMBER = re.compile(r"\s*[-+]?(\d+(?:\.\d*)?|\.\d+)(e[-+]?\d+)?\s*", re.ASCII | re.IGNORECASE)
+
+# What pydantic says of a value, and how we say it. Longer words come first.
+_PLAIN_WORDS = {
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "a valid string": "a text",
+    "a valid dictionary": "an object",
+    "a valid list": "a list",
+    "match pattern": "have the form",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "less than": "below",
+}
+
+
+def plain_words(wanted: str) -> str:
+    """Return pydantic's words for what a value must be in ours, such as "at least 1"."""
+    for theirs, ours in _PLAIN_WORDS.items():
+        wanted = wanted.replace(theirs, ours)
+    return wanted
 
 
 def parse_number(text: str, kind: type[Number]) -> Number:

@@ -235,8 +235,9 @@ class ScheduleConfig(Section):
             if given.get(key, getattr(self, key)) is None:
                 problem = f"is not set, and SCHEDULE={self.schedule} needs it"
                 env = key.upper()
+                flag = key.replace("_", "-")
                 yield Contradiction(
-                    "config.missing", env, problem, f"Export {env}, or give --{key}"
+                    "config.missing", env, problem, f"Export {env}, or give --{flag}"
                 )
         yield from SCHEDULES.load(self.schedule).contradictions(self)
 

@@ -55,6 +55,10 @@ def import_command(
     or any other data set to a prepared set.
 
     Writes one shard per file; packs stay packs.
+
+    \b
+    Examples:
+      mlbert prepare import --input hdf5/ --vocab vocab.txt --out set
     """
     limits = Widths(max_seq_length, max_predictions)
     manifest = import_store.import_store(
@@ -71,13 +75,20 @@ def import_command(
 def export_command(
     folder: Input,
     out: Out,
-    layout: Annotated[str, typer.Option(help="fixed, variable or packed.")],
+    layout: Annotated[
+        str, typer.Option(metavar="fixed|variable|packed", help="Layout of the rows.")
+    ],
     run: PoolArguments,
     files: Annotated[
         int, typer.Option(min=0, max=MOST_FILES, help="Number of files; 0: one per 36,280 rows.")
     ] = 0,
 ) -> None:
-    """Write a data set as HDF5 shards for NVIDIA's trainers."""
+    """Write a data set as HDF5 shards for NVIDIA's trainers.
+
+    \b
+    Examples:
+      mlbert prepare export-nvidia --input set --layout packed --out hdf5
+    """
     paths = export_nvidia.export_nvidia(
         folder, out, layout, num_files=files, executor=run.executor()
     )
@@ -101,6 +112,10 @@ def tfrecord_to_hdf5_command(
 ) -> None:
     """Convert the benchmark's TFRecords to a prepared set, one shard per file;
     verify every checksum.
+
+    \b
+    Examples:
+      mlbert prepare tfrecord-to-hdf5 --input tf/ --vocab vocab.txt --out set
     """
     manifest = tfrecords.tfrecords_to_hdf5(
         inputs, vocab, out, skip_bad=skip_bad, executor=run.executor()
@@ -127,6 +142,10 @@ def hdf5_to_tfrecord_command(
 ) -> None:
     """Convert a prepared set to TFRecords, one file per shard,
     as the benchmark's generator writes them.
+
+    \b
+    Examples:
+      mlbert prepare hdf5-to-tfrecord --input set --out tfrecords
     """
     made = tfrecords.hdf5_to_tfrecords(folder, out, executor=run.executor())
     say(f"{out}: {counted(len(made.files), 'file')}, {counted(made.num_sequences, 'sequence')}")

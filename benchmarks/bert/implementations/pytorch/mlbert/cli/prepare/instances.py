@@ -47,6 +47,10 @@ def instances_command(
 ) -> None:
     """Convert text files to instances exactly as the benchmark's generator does;
     one shard or file per text file.
+
+    \b
+    Examples:
+      mlbert prepare instances --input text --vocab vocab.txt --out instances
     """
     job = InstanceJob(
         parts=tuple(expand_inputs(inputs, skip_bad=skip_bad)),
@@ -70,7 +74,12 @@ def digest_command(
         typer.Argument(help="Prepared set, one of its shards, or TFRecord file or folder."),
     ],
 ) -> None:
-    """Print the sha256 of the padded features, the file, and the number of instances."""
+    """Print the sha256 of the padded features, the file, and the number of instances.
+
+    \b
+    Examples:
+      mlbert prepare digest instances
+    """
     for path in paths:
         for name, count, sha256 in set_digests(path):
             typer.echo(f"{sha256}  {name}  {count}")

@@ -21,7 +21,10 @@ from mlbert.host.console import console, console_progress
 MOST_FILES = 99_999  # file names have five digits
 
 Out = Annotated[
-    Path, typer.Option("--out", help="Output folder; created if missing.", file_okay=False)
+    Path,
+    typer.Option(
+        "--out", metavar="DIR", help="Output folder; created if missing.", file_okay=False
+    ),
 ]
 Cased = Annotated[bool, typer.Option("--cased", help="Keep case and accents.")]
 

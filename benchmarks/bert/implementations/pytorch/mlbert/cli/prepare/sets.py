@@ -50,7 +50,9 @@ OrderSeed = Annotated[
     ),
 ]
 
-Edges = Annotated[str, typer.Option(help="Maximum sequence length of each bin, tokens.")]
+Edges = Annotated[
+    str, typer.Option(metavar="N,N,...", help="Maximum sequence length of each bin, tokens.")
+]
 
 
 def _numbers(edges: str) -> list[int]:
@@ -84,7 +86,12 @@ def pack_command(
     seed: OrderSeed = 0,
     shards: Shards = None,
 ) -> None:
-    """Combine short sequences into packs and shuffle them over the whole set."""
+    """Combine short sequences into packs and shuffle them over the whole set.
+
+    \b
+    Examples:
+      mlbert prepare pack --input instances --out packed
+    """
     packing = Packing(max_tokens, max_sequences)
     manifest = shuffle_set(
         source, out, seed=seed, num_shards=shards, packing=packing, executor=run.executor()
@@ -103,7 +110,12 @@ def pack_command(
 def shuffle_command(
     source: Input, out: Out, run: ShareArguments, seed: OrderSeed = 0, shards: Shards = None
 ) -> None:
-    """Shuffle the sequences of a set over the whole set."""
+    """Shuffle the sequences of a set over the whole set.
+
+    \b
+    Examples:
+      mlbert prepare shuffle --input instances --out shuffled --seed 1
+    """
     manifest = shuffle_set(source, out, seed=seed, num_shards=shards, executor=run.executor())
     say(_in_shards(manifest))
 
@@ -120,7 +132,12 @@ def bins_command(
         int | None, typer.Option(min=1, max=MOST_FILES, help="Shards per bin; default: by size.")
     ] = None,
 ) -> None:
-    """Split a set into shuffled bins by length; all shards of a bin have equal size."""
+    """Split a set into shuffled bins by length; all shards of a bin have equal size.
+
+    \b
+    Examples:
+      mlbert prepare bins --input instances --out bins --edges 128,512
+    """
     manifests = make_bins(
         source, out, edges=_numbers(edges), num_shards=shards, seed=seed, executor=run.executor()
     )
@@ -138,11 +155,16 @@ def bins_hdf5_command(
     run: PoolArguments,
     edges: Edges = DEFAULT_EDGES,
     layout: Annotated[
-        str, typer.Option(help="fixed (rows padded to their bin's length) or variable.")
+        str,
+        typer.Option(metavar="fixed|variable", help="fixed: rows padded to their bin's length."),
     ] = "fixed",
 ) -> None:
     """Split a set into bins by length, each a folder of HDF5 shards for NVIDIA's trainers:
     128, 256 ...
+
+    \b
+    Examples:
+      mlbert prepare bins-hdf5 instances bins --edges 128,256,384,512
     """
     sizes = make_hdf5_bins(
         source, out, edges=_numbers(edges), layout=layout, executor=run.executor()
@@ -157,7 +179,12 @@ def eval_set_command(
     out: Out,
     num: Annotated[int, typer.Option(min=1, help="Number of examples.")] = 10_000,
 ) -> None:
-    """Pick evenly spaced evaluation examples, in order, by the benchmark's rule."""
+    """Pick evenly spaced evaluation examples, in order, by the benchmark's rule.
+
+    \b
+    Examples:
+      mlbert prepare eval-set --input eval_instances --out eval
+    """
     manifest = make_eval_set(source, out, num=num, progress=console_progress())
     say(f"{out}: {manifest.num_sequences:,} examples, {manifest.num_masked:,} masked tokens")
 
@@ -174,7 +201,12 @@ def verify_command(
         Path | None, typer.Option("--md5", help="Published MD5 sums of files or of NVIDIA's rows.")
     ] = None,
 ) -> None:
-    """Re-read everything and count the good samples; exit with 1 if anything is wrong."""
+    """Re-read everything and count the good samples; exit with 1 if anything is wrong.
+
+    \b
+    Examples:
+      mlbert prepare verify packed eval
+    """
     sums = verify.Md5List.read(md5) if md5 else None
     reports = verify.verify(folders, md5=sums, executor=run.executor())
     console.print(_table(reports))

@@ -127,7 +127,12 @@ def words_command(
     encoding: Encoding = None,
     skip_bad: SkipBad = False,
 ) -> None:
-    """Choose the words of your text that save most tokens, for `mlbert convert add-words`."""
+    """Choose the words of your text that save most tokens, for `mlbert convert add-words`.
+
+    \b
+    Examples:
+      mlbert prepare words texts/ --tokenizer model/ --out words.txt
+    """
     check_encoding(encoding)
     if out.exists():
         raise UserError("file.exists", out, "already exists", "Name a new one")

@@ -85,7 +85,13 @@ def tokens_command(
         typer.Option("--dry-run", help="Only try a sample, and print time, disk and memory."),
     ] = False,
 ) -> None:
-    """Tokenize text of any size for training: without repeats, long documents cut into pieces."""
+    """Tokenize text of any size for training: without repeats, long documents cut into pieces.
+
+    \b
+    Examples:
+      mlbert prepare tokens texts/ --tokenizer tokenizer/ --out data
+      mlbert prepare tokens texts/ --tokenizer tokenizer/ --out data --dry-run
+    """
     check_encoding(encoding)
     others: Counter[str] = Counter()
     sources = find_sources(texts, out, others, column)

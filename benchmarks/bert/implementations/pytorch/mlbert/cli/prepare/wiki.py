@@ -26,7 +26,8 @@ def download_command(
         ),
     ] = "",
     only: Annotated[
-        list[str] | None, typer.Option(help="Files or groups, comma-separated; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAMES", help="Files or groups, comma-separated; repeatable."),
     ] = None,
     manifest: Annotated[
         Path | None, typer.Option(help="List of files to use instead of the benchmark's.")
@@ -34,6 +35,10 @@ def download_command(
 ) -> None:
     """Download the benchmark's files; resumes, and accepts only files with the published size and
     MD5 sum.
+
+    \b
+    Examples:
+      mlbert prepare download --out /data/bert/download
     """
     listed = download.read_list(manifest)
     wanted = [name for entry in only or [] for name in entry.split(",") if name]
@@ -44,7 +49,12 @@ def download_command(
 
 @app.command("recognize")
 def recognize_command(path: Annotated[Path, typer.Argument(help="Folder or file.")]) -> None:
-    """Print what a folder contains: wikiextractor, text, tfrecord, nvidia or prepared."""
+    """Print what a folder contains: wikiextractor, text, tfrecord, nvidia or prepared.
+
+    \b
+    Examples:
+      mlbert prepare recognize /data/bert/text
+    """
     typer.echo(recognize(path))
 
 
@@ -70,6 +80,10 @@ def clean_command(
     one sentence per line, blank line between articles.
 
     The withheld articles go to eval.txt.
+
+    \b
+    Examples:
+      mlbert prepare clean --input wiki/ --out text --parts 500
     """
     options = clean.CleanOptions(parts, eval_articles, eval_md5, eval_min_found)
     summary = clean.clean(folder, out, options, run.executor())

@@ -442,7 +442,7 @@ def _table(path: Path, form: TaskForm, with_labels: bool) -> TaskTable:
     has_label = [all(word.strip() for word in words) for words in rows_of_labels]
     if not all(has_label):
         problem = f"{_named_lines(table, has_label)} no label"
-        remedy = "Give every row one, or leave these out with SKIP_BAD=1"
+        remedy = "Label each row, or leave out those without a label with SKIP_BAD=1"
         error = UserError("data.row", path, problem, remedy)
         table = _good_rows(table, has_label, form, error)
     if len(names) > 1:

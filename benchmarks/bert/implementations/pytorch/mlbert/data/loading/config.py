@@ -184,8 +184,8 @@ class CorpusConfig(Section):
     )
     cache_limit: float | None = setting(
         "CACHE_LIMIT",
-        "Most that the training set's local copies, shards and tokens, take on a machine; what was "
-        "not used for longest is deleted. none: no limit.",
+        "Disk space on each machine for local copies of the training set, shards and tokens; the "
+        "least recently used are deleted first. none: no limit.",
         default=None,
         unit="GB",
         gt=0,

@@ -107,8 +107,8 @@ def read_variables(
         for name, own in chosen.items()
     }
     if not arrays:
-        remedy = "Check that it is the form that the command names"
-        raise UserError("checkpoint.format", prefix, "holds no variable of a BERT", remedy)
+        remedy = "Check that it is of the program that the command names"
+        raise UserError("checkpoint.format", prefix, "contains no variables of a BERT", remedy)
     state, report = own_state(
         arrays, shape, prefix, numpy_float32, lambda name: (own_name(name),), spelling
     )
