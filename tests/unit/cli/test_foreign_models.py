@@ -366,7 +366,8 @@ def test_folders_of_ours_that_other_programs_changed(tmp_path, run_mlbert, kind,
     elif change == "resized":
         peer.resize_token_embeddings(len(WORDS) + 8)
     else:
-        peft = pytest.importorskip("peft")
+        import peft
+
         names = "all-linear"
         adapted = peft.get_peft_model(peer, peft.LoraConfig(target_modules=names, bias="all"))
         _trained_elsewhere(adapted)
