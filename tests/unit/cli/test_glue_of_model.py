@@ -19,7 +19,9 @@ from mlbert.data.prepare.python_text import documents_by_file
 from mlbert.data.prepare.vocabulary_training import count_words, train_vocabulary
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.weights.export import write_weights
+from mlbert.programs import glue_published
 from mlbert.programs.glue_published import published_scores, searched_trials
+from mlbert.programs.glue_trials import Trial
 from mlbert.programs.task_metrics import last_evaluation
 from modernbert_peers import save_peer
 from mosaic_yaml import glue_yaml
@@ -184,6 +186,41 @@ def test_every_form_runs(folder: Path, tmp_path: Path, run_mlbert: RunMlbert, na
     assert "BERT-base" in output
     run = tmp_path / "out/task=rte/seed=19/run_0"
     assert 0 <= last_evaluation(run)["accuracy"] <= 1
+
+
+@pytest.mark.slow
+def test_a_stopped_search_resumes_and_states_the_best_settings(
+    folder: Path, tmp_path: Path, run_mlbert: RunMlbert, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With four of the grid's trials; the last one is damaged, as a killed process leaves it."""
+    monkeypatch.setattr(glue_published, "_SEARCHED_RATES", (1e-5, 8e-5))
+    monkeypatch.setattr(glue_published, "_SEARCHED_DECAYS", (1e-6,))
+    monkeypatch.setattr(glue_published, "_FEWER_EPOCHS", (1, 2))
+    trials = searched_trials("rte")
+    assert len(trials) == 4
+    out = tmp_path / "out"
+    command = ["glue", "--from", folder / "own", "--data", folder / "data", "--out", out]
+    command += ["--tasks", "rte", "--search"]
+    status, output, error = run_mlbert(*command)
+    assert status == 0, error
+    assert "settings: a search over the grid of arXiv:2412.13663v2, appendix E.1" in output
+    scores = json.loads((out / "glue_scores.json").read_text())
+    jobs = {(job["learning_rate"], job["epochs"]): job["score"] for job in scores["jobs"]}
+    assert jobs.keys() == {(trial.learning_rate, trial.epochs) for trial in trials}
+    best = scores["best"]["rte"]
+    highest = jobs[best["learning_rate"], best["epochs"]]
+    assert highest == max(jobs.values()) == scores["tasks"]["rte"]
+    assert f"best of rte: {Trial(**best).name}" in output
+
+    damaged = out / "task=rte" / trials[-1].name / "seed=19"
+    kept = out / "task=rte" / trials[0].name / "seed=19/run_0/summary.json"
+    before = kept.stat().st_mtime_ns
+    (damaged / "run_0/summary.json").unlink()
+    status, output, error = run_mlbert(*command)
+    assert status == 0, error
+    assert "3 of 4 jobs are already done" in output
+    assert kept.stat().st_mtime_ns == before
+    assert json.loads((out / "glue_scores.json").read_text())["best"]["rte"] == best
 
 
 def test_tasks_are_named_with_commas() -> None:

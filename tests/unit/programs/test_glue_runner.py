@@ -233,6 +233,8 @@ def test_the_best_trial_of_each_task_counts(tmp_path: Path) -> None:
     best = best_trials(results)
     assert [(job.task, job.trial) for job in best] == [("rte", high), ("cola", low)]
     assert best_trials({GlueJob("rte", 1, False): {"accuracy": 0.5}})
+    equal = {GlueJob("rte", 1, False, trial): {"accuracy": 0.5} for trial in (high, low)}
+    assert [job.trial for job in best_trials(equal)] == [low]
     write_scores(tmp_path, results, [])
     found = json.loads((tmp_path / glue_runner.SCORES).read_text())
     assert found["tasks"] == {"rte": pytest.approx(80), "cola": pytest.approx(40)}

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -95,7 +95,8 @@ def job_list(seeds: Mapping[str, Sequence[int]], is_search: bool = False) -> lis
 
 
 def best_trials(results: Metrics) -> Metrics:
-    """Return the results of each task's best trial: that of the highest mean score over its seeds.
+    """Return the results of each task's best trial: that of the highest mean score over its seeds,
+    of several the first in the grid, whichever ended first.
 
     Without a search that is all of them.
     """
@@ -103,10 +104,12 @@ def best_trials(results: Metrics) -> Metrics:
     for job, metrics in results.items():
         of_task = scores.setdefault(job.task, {})
         of_task.setdefault(job.trial, []).append(score(job.task, metrics))
-    best = {
-        task: max(trials, key=lambda trial: sum(trials[trial]) / len(trials[trial]))
-        for task, trials in scores.items()
-    }
+    best = {}
+    for task, trials in scores.items():
+        means = {trial: sum(values) / len(values) for trial, values in trials.items()}
+        highest = max(means.values())
+        equal = [trial for trial, mean in means.items() if mean == highest]
+        best[task] = min(equal, key=lambda trial: astuple(trial) if trial is not None else ())
     return {job: metrics for job, metrics in results.items() if job.trial == best[job.task]}
 
 
@@ -420,7 +423,7 @@ def write_scores(
 ) -> None:
     """Write ``glue_scores.json`` and ``glue_scores.png``; "glue" is null while jobs are missing.
 
-    Of a search, the scores are those of each task's best trial.
+    Of a search, the scores are those of each task's best trial, which is named under "best".
     """
     metrics = best_trials(results)
     scores = aggregate(metrics)
@@ -436,6 +439,8 @@ def write_scores(
         "jobs": jobs,
         "missing": lacking,
     }
+    if best := {job.task: asdict(job.trial) for job in metrics if job.trial is not None}:
+        content["best"] = best
     if published:
         theirs = {one.model: dict(one.scores) for one in published}
         content["published"] = {"source": SOURCE, "models": theirs}
