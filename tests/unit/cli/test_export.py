@@ -107,7 +107,7 @@ def test_mistakes_are_one_line_and_leave_nothing(trained, tmp_path, run_mlbert, 
         ),
         (
             ("export", tmp_path / "nowhere", "--out", tmp_path / "x"),
-            "checkpoint.format",
+            "file.missing",
             tmp_path / "nowhere",
         ),
         (("export", logdir, "--out", tmp_path / "killed"), "file.exists", tmp_path / "killed"),

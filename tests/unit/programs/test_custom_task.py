@@ -84,7 +84,7 @@ def test_classes_from_one_file(
 
 
 def test_numbers_of_a_saved_bert_by_the_clock(
-    folder: Path, tmp_path: Path, run_mlbert: RunMlbert
+    folder: Path, tmp_path: Path, run_mlbert: RunMlbert, assert_fails
 ) -> None:
     from transformers import AutoModelForSequenceClassification
 
@@ -112,6 +112,15 @@ def test_numbers_of_a_saved_bert_by_the_clock(
     assert code == 0, warned
     assert f"warning: {seen}: 1 of 61 rows are longer than" in warned
     assert len(out.read_text().splitlines()) == 1 + 61
+
+    before = seen.read_bytes()
+    words = ["finetune", *words[:-1]]
+    assert_fails([*words, seen], "config.conflict", f"--out {seen}")
+    assert seen.read_bytes() == before
+    (tmp_path / "folder.csv").mkdir()
+    assert_fails([*words, tmp_path / "folder.csv"], "file.wrong-kind", "folder.csv")
+    assert run_mlbert(*words, tmp_path / "new/deep.csv")[0] == 0
+    assert (tmp_path / "new/deep.csv").read_bytes() == out.read_bytes()
 
 
 def test_columns_and_task_are_guessed(tmp_path: Path) -> None:
@@ -188,6 +197,18 @@ def test_without_scikit_learn_the_majority_is_left(monkeypatch: pytest.MonkeyPat
             "train.csv",
         ),
         (GOOD, "text,label\nsome,c\n", (), "data.labels", "eval.csv"),
+        (GOOD, "text,label\n ,a\n,b\n", (), "data.empty", "eval.csv"),
+        ("text,label\n" + 9 * " ,a\n,b\n", None, (), "data.empty", "train.csv"),
+        ("text,price\n" + 9 * "some,2.50\n", None, (), "data.labels", "train.csv"),
+        ("text;price\n" + 9 * "some;2,50\n", None, ("--numbers",), "data.labels", "train.csv"),
+        (
+            "text;price\n" + "".join(f"some {n};{n},5\n" for n in range(30)),
+            None,
+            (),
+            "data.labels",
+            "train.csv",
+        ),
+        ("text|label\nsome|a\n", None, (), "data.columns", "train.csv"),
         (GOOD.partition("\n")[2], None, (), "data.columns", "train.csv"),
         (GOOD.replace("text,label", "text,text"), None, (), "data.columns", "train.csv"),
         ("a,a\nsome,b\n", None, (), "data.columns", "train.csv"),

@@ -22,6 +22,7 @@ from mlbert.data.formats.tagged_words import read_tagged, read_task
 from mlbert.data.formats.tasks import TaskForm, TaskRows, read_texts
 from mlbert.distributed.world import World
 from mlbert.host.console import standard_output
+from mlbert.models.task_figures import draw_confusion_matrix
 from mlbert.models.task_model import TaskCard, predict, read_card, write_predictions
 from mlbert.programs import custom_task
 from mlbert.programs.task_folder import new_folder
@@ -340,7 +341,7 @@ def test_training_stops_and_keeps_the_best_weights(
 def test_rows_without_a_label_and_the_only_column_left(
     small_models: Path, tmp_path: Path, run_mlbert: RunMlbert, assert_fails
 ) -> None:
-    """The labels have characters that the figure's font lacks, which is no warning."""
+    """The figure warns neither of characters that its font lacks nor of a long name."""
     kinds = {kind: kind.translate({97: "東", 101: "京"}) for kind in PLACES}
     rows = [[text, kinds[kind]] for text, kind in sentences(60)]
     rows[3][1] = rows[40][1] = " "
@@ -465,3 +466,9 @@ def test_tags_of_words_with_other_tokenizers(
             seen.add(tag)
             start += len(word) + 1
     assert len(seen) > 2, "it has learnt something"
+
+
+@pytest.mark.filterwarnings("error")
+def test_long_names_fit_the_figure(tmp_path: Path) -> None:
+    draw_confusion_matrix(tmp_path / "figure.png", np.eye(2, dtype=np.int64), ["x" * 300, "y"])
+    assert (tmp_path / "figure.png").stat().st_size > 1000

@@ -71,6 +71,8 @@ def test_quotes_hold_separators_and_line_breaks(tmp_path: Path) -> None:
     assert table.lines == [2, 4, 6]
     semicolons = write(tmp_path, 'text;label\n"one; two, three";yes\n')
     assert read_columns(semicolons, ("text",)).columns == [["one; two, three"]]
+    tabs = write(tmp_path, 'text\tlabel\n"one\ttwo, three"\tyes\n', "TRAIN.CSV")
+    assert read_columns(tabs, ("text",)).columns == [["one\ttwo, three"]]
 
 
 def test_tsv_knows_no_quotes(tmp_path: Path) -> None:
@@ -187,6 +189,8 @@ def test_a_class_of_a_set_with_a_separator_is_one_line(tmp_path: Path) -> None:
 def test_damaged_bytes(tmp_path: Path) -> None:
     for name, content, code, named in (
         ("x.jsonl", b'{"text": "x"\n', "data.row", "line 1"),
+        ("x.jsonl", b'{"text": "x", "label": 1}\n\n{"text": }\n', "data.row", "line 3"),
+        ("x.json", b'[{"text": "x", "label": 1},\n{"text": }]\n', "data.row", "line 2"),
         ("x.jsonl", b'{"text": "x", "label": ' + b"[" * 20_000, "data.row", ""),
         ("x.jsonl", b'{"text": ["x"], "label": 1}', "data.row", "line 1"),
         ("x.jsonl", b"[1]\n", "data.row", "line 1"),
@@ -208,8 +212,8 @@ def test_damaged_bytes(tmp_path: Path) -> None:
 def test_glues_official_forms(tmp_path: Path, name: str) -> None:
     """The table's columns read what is written in the official form, quotes and all."""
     task = TASKS[name]
-    label = task.classes[-1] if task.classes else "3.250"
-    rows = [(tuple(f'{column} "{n}' for column in task.texts), label) for n in range(3)]
+    labels = [task.classes[-1]] * 3 if task.classes else ["3.250", "3.250", "5.000"]
+    rows = [(tuple(f'{column} "{n}' for column in task.texts), labels[n]) for n in range(3)]
     form = form_of_task(name)
     glue_files.write_file(task.train_file(tmp_path), task, rows)
     with task.train_file(tmp_path).open("a") as file:
@@ -219,8 +223,8 @@ def test_glues_official_forms(tmp_path: Path, name: str) -> None:
     assert "1 rows have a wrong number of fields" in found.warnings[0]
     for path in task.evaluation_files(tmp_path).values():
         glue_files.write_file(path, task, rows)
-        labels = read_evaluation(path, form, task.classes).labels
-        assert np.array_equal(labels, [len(task.classes) - 1 if task.classes else 3.25] * 3)
+        expected = [len(task.classes) - 1] * 3 if task.classes else [3.25, 3.25, 5]
+        assert np.array_equal(read_evaluation(path, form, task.classes).labels, expected)
 
 
 @pytest.mark.parametrize("name", TEXTS)

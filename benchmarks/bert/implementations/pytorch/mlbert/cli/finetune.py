@@ -19,6 +19,7 @@ from mlbert.data.formats.tasks import read_texts
 from mlbert.host.console import console_progress
 from mlbert.host.errors import UserError, public_names
 from mlbert.host.exit_statuses import SUCCEEDED
+from mlbert.host.files import writing
 from mlbert.host.option_checks import check_at_most_one
 from mlbert.host.packages import import_sibling
 from mlbert.models import task_model
@@ -220,6 +221,7 @@ def _predict(file: Path, model: Path, out: Path | None) -> int:
         raise UserError(
             "config.value", out, f"is neither {either}", f"Name a {' or '.join(known)} file"
         )
+    _check_place(out, file)
     rows = read_untagged(file, card.form) if card.kind == "tags" else read_texts(file, card.form)
     console = Console(stderr=True)
 
@@ -234,3 +236,15 @@ def _predict(file: Path, model: Path, out: Path | None) -> int:
     task_model.write_predictions(out, [rows], found, card)
     print(f"wrote {len(rows)} predictions to {out}")
     return SUCCEEDED
+
+
+def _check_place(out: Path, file: Path) -> None:
+    """Make the folder of the predictions, before they take their time. Raise UserError if the
+    predictions would replace the file to predict, or cannot be written.
+    """
+    if out.exists() and file.exists() and out.samefile(file):
+        raise UserError("config.conflict", f"--out {out}", "is the file to predict", "Name another")
+    if out.is_dir():
+        raise UserError("file.wrong-kind", out, "is a folder", "Name a file")
+    with writing(out.parent, "Name another --out"):
+        out.parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,13 @@ _MOST_DIGITS = 100
 _SHOWN = 60  # characters of a wrong value in a message
 
 
+def problem_in_line(error: ValueError) -> str:
+    """Return what `parse_json` found wrong with one line, and where in it."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg}, column {error.colno}"
+    return str(error)
+
+
 def parse_json(content: bytes | str, finite: bool = True) -> Any:
     """Return the value of JSON text; with ``finite=False`` NaN and infinity are allowed.
 
@@ -68,7 +75,9 @@ def text_in_line(path: Path, number: int, line: str, remedy: str, name: str = "t
     try:
         value = parse_json(line)
     except ValueError as error:
-        raise UserError("data.row", path, f"line {number} is not JSON ({error})", remedy) from None
+        raise UserError(
+            "data.row", path, f"line {number} is not JSON ({problem_in_line(error)})", remedy
+        ) from None
     text = value.get(name) if isinstance(value, dict) else None
     if not isinstance(text, str):
         raise UserError("data.row", path, f'line {number} has no "{name}"', remedy)

@@ -1,4 +1,4 @@
-"""Which texts are numbers, in settings, options and files; what a value must be, in words."""
+"""Which texts are numbers, in settings, options and files; words and short texts for people."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TypeVar
 
 Number = TypeVar("Number", int, float)
 
+_DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*[-+]?(\d+(?:\.\d*)?|\.\d+)(e[-+]?\d+)?\s*", re.ASCII | re.IGNORECASE)
 
 # What pydantic says of a value, and how we say it. Longer words come first.
@@ -50,6 +51,16 @@ def is_number(text: str) -> bool:
     return _NUMBER.fullmatch(text) is not None
 
 
+def has_decimal_comma(text: str) -> bool:
+    """Return True for a number with a comma in place of the point."""
+    return _DECIMAL_COMMA.fullmatch(text) is not None
+
+
 def is_count(text: str) -> bool:
     """Return True for digits without sign."""
     return text.isascii() and text.isdecimal()
+
+
+def shortened(text: str, most: int) -> str:
+    """Return the text, or its beginning and an ellipsis: at most ``most`` characters."""
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from mlbert.host.texts import shortened
+
 _MOST_NAMES = 40  # classes whose names fit the axes
+_LONGEST_NAME = 24  # characters
 _DPI = 110
 
 
@@ -53,11 +56,11 @@ def draw_numbers(path: Path, predicted: np.ndarray, labels: np.ndarray) -> None:
 
 
 def _drawable(names: Sequence[str]) -> list[str]:
-    """Return the names, or their numbers from 1 if the default font lacks a character."""
+    """Return the names, shortened, or numbers from 1 if the default font lacks a character."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     font = get_font(findfont(FontProperties()))
     characters = {character for name in names for character in name}
     if all(font.get_char_index(ord(character)) for character in characters):
-        return list(names)
+        return [shortened(name, _LONGEST_NAME) for name in names]
     return [str(number) for number in range(1, len(names) + 1)]

@@ -10,6 +10,7 @@ confusion_matrix.png    confused classes; for regression, predictions over label
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -197,10 +198,10 @@ def write_predictions(
 
     Raises UserError if the file cannot be written.
     """
-    with writing(path, "Name another place"), path.open("w", encoding="utf-8", newline="") as file:
-        if path.suffix == ".conll":
-            file.writelines(_conll_lines(parts, predicted, card))
-            return
+    file = io.StringIO(newline="")
+    if path.suffix == ".conll":
+        file.writelines(_conll_lines(parts, predicted, card))
+    else:
         lines = list(_prediction_lines(parts, predicted, card, is_json=path.suffix == ".jsonl"))
         if path.suffix == ".jsonl":
             file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
@@ -208,6 +209,8 @@ def write_predictions(
             writer = csv.DictWriter(file, list(lines[0]))
             writer.writeheader()
             writer.writerows(lines)
+    with writing(path, "Name another place"):
+        write_atomically(path, file.getvalue())
 
 
 def _conll_lines(

@@ -36,6 +36,7 @@ from mlbert.host.errors import UserError
 from mlbert.host.exit_statuses import SUCCEEDED
 from mlbert.host.files import write_atomically, writing
 from mlbert.host.json_files import as_json
+from mlbert.host.texts import shortened
 from mlbert.models import task_model
 from mlbert.models.fill_mask import open_model
 from mlbert.models.weights.modernbert import with_known_pooling
@@ -387,13 +388,14 @@ def _keep_labels(rows: TaskRows, texts: Sequence[str], held: set[str]) -> None:
 
 def repeated_rows(rows: TaskRows, evaluation: TaskRows) -> list[str]:
     """Return sentences that name the rows to evaluate on that are also trained on, and those to
-    train on whose text has another label elsewhere."""
+    train on whose text has another label elsewhere. Rows without text are not compared."""
     first_line: dict[str, int] = {}
     labels: dict[str, set[str]] = defaultdict(set)
     known = _written_labels(rows) if rows.words is None else [""] * len(rows)
     for text, line, label in zip(joined_texts(rows), rows.lines, known, strict=True):
-        first_line.setdefault(text, line)
-        labels[text].add(label)
+        if text.strip():
+            first_line.setdefault(text, line)
+            labels[text].add(label)
     found = []
     both = {
         text: line
@@ -403,13 +405,14 @@ def repeated_rows(rows: TaskRows, evaluation: TaskRows) -> list[str]:
     if both:
         named = [
             f"{evaluation.path.name} line {line} is {rows.path.name} line {first_line[text]} "
-            f"({_shortened(text)!r})"
+            f"({shortened(text, _MOST_TEXT)!r})"
             for text, line in both.items()
         ]
         found.append(f"{len(both):,} texts to evaluate on are also trained on: {_some(named)}")
     if rows.classes and (several := [text for text, names in labels.items() if len(names) > 1]):
         named = [
-            f"line {first_line[text]} ({_shortened(text)!r}): {', '.join(sorted(labels[text]))}"
+            f"line {first_line[text]} ({shortened(text, _MOST_TEXT)!r}): "
+            f"{', '.join(sorted(labels[text]))}"
             for text in several
         ]
         found.append(
@@ -422,10 +425,6 @@ def _some(parts: Sequence[str]) -> str:
     more = len(parts) - _MOST_NAMED
     rest = f", and {more:,} more" if more > 0 else ""
     return ", ".join(parts[:_MOST_NAMED]) + rest
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MOST_TEXT else text[: _MOST_TEXT - 1] + "…"
 
 
 def make_plan(

@@ -15,14 +15,22 @@ from mlbert.data.formats.tasks import (
     classes_of_set,
     column_names,
     read_columns,
+    suffix_of,
 )
 from mlbert.host.errors import UserError
-from mlbert.host.texts import is_number
+from mlbert.host.texts import has_decimal_comma, is_number
 
 # What a label is: one class, a number, any number of classes, or a tag for each word.
 Task = Literal["classes", "numbers", "labels", "words"]
 MOST_CLASSES = 20  # of a guessed label, and of integers that are taken for classes
 MOST_WORDS = 0.1  # of a guessed number's labels: for example n/a in place of a number
+# What to do about a file with one column, by its suffix.
+_ANOTHER_COLUMN = {
+    ".csv": "Separate columns by commas, semicolons or tabs",
+    ".tsv": "Separate columns by tabs",
+    ".txt": "Separate columns by tabs",
+}
+_MORE = "Give rows with a text and a label"
 _JOINT = "|"  # of the classes of a set
 _OF_EMBEDDINGS = {"anchor", "positive"}  # columns of pairs and triplets
 
@@ -73,9 +81,10 @@ def find_form(
     count = len(set(columns[label]))
     if task == "classes" and count > max(MOST_CLASSES, len(columns[label]) // 2):
         reason = f"{label!r} has {count} different values in {len(columns[label])} rows"
-        raise UserError(
-            "data.labels", path, reason, "Name another column with --label, or give --numbers"
-        )
+        remedy = "Name another column with --label, or give --numbers"
+        if any(map(has_decimal_comma, columns[label])):
+            remedy = "Write numbers with a point in place of the comma, or name another --label"
+        raise UserError("data.labels", path, reason, remedy)
     return TaskForm(texts, label, 1 if task == "numbers" else None, skip_bad=skip_bad)
 
 
@@ -102,12 +111,8 @@ def _columns(
     names = list(dict.fromkeys([*texts, *labels, *guessable]))
     if len(names) < 2:
         read_columns(path, in_file)  # raises the error if they all have the same name
-        raise UserError(
-            "data.columns",
-            path,
-            f"has only the column {in_file[0]!r}",
-            "Separate columns by commas",
-        )
+        reason = f"has only the column {in_file[0]!r}"
+        raise UserError("data.columns", path, reason, _ANOTHER_COLUMN.get(suffix_of(path), _MORE))
     found = read_columns(path, names, lenient=True, lists=names).columns
     return dict(zip(names, found, strict=True))
 

@@ -31,6 +31,7 @@ from mlbert.data.formats.tasks import (
     read_evaluation,
     read_objects,
     read_training,
+    suffix_of,
     text_of_file,
 )
 from mlbert.data.formats.wordpiece import is_cjk, is_punctuation
@@ -62,9 +63,9 @@ def is_tagged(path: Path) -> bool:
 
     Raises UserError if it cannot be read.
     """
-    if path.suffix in CONLL_SUFFIXES:
+    if suffix_of(path) in CONLL_SUFFIXES:
         return True
-    if path.suffix not in OBJECT_SUFFIXES:
+    if suffix_of(path) not in OBJECT_SUFFIXES:
         return False
     for _, values in read_objects(path):
         if isinstance(_first(values, WORD_NAMES), list):
@@ -224,11 +225,11 @@ def _classes(path: Path, texts: Sequence[TaggedText]) -> tuple[str, ...]:
 
 
 def _texts(path: Path, with_tags: bool = True) -> Iterator[TaggedText]:
-    if path.suffix == TABLE_SUFFIX:
+    if suffix_of(path) == TABLE_SUFFIX:
         reason = "is a table, which has no tag for each word"
         remedy = "Give .jsonl with a text on each line, or .conll with a word on each line"
         raise UserError("file.wrong-kind", path, reason, remedy)
-    if path.suffix in OBJECT_SUFFIXES:
+    if suffix_of(path) in OBJECT_SUFFIXES:
         yield from _texts_of_objects(path, with_tags)
     else:
         yield from _texts_of_lines(path, with_tags)

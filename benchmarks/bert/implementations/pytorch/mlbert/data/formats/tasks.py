@@ -5,8 +5,8 @@ value) from the training file; other files of the task may have no other classes
 ``a|b``, as a list of JSON or Parquet, or in a column of 0 and 1 for each class; an empty one says
 that no class applies. The suffix determines the file format:
 
-.csv           separated by commas or semicolons, quoted as by spreadsheets;
-               quoted fields may have line breaks
+.csv           separated by commas, semicolons or tabs, whichever the first line has most of,
+               quoted as by spreadsheets; quoted fields may have line breaks
 .tsv .txt      tab-separated without quoting, like GLUE's official files
 .jsonl .json   one JSON object per line, or one list of objects
 .parquet       columns of text, numbers or lists of them; needs the package pyarrow
@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, compress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,8 +32,8 @@ from mlbert.data.formats import glue_tasks
 from mlbert.data.formats.manifest import file_sha256
 from mlbert.host.errors import UserError, import_package, nearest
 from mlbert.host.files import read_plain
-from mlbert.host.json_files import parse_json, shown, whole_characters
-from mlbert.host.texts import is_count, is_number, parse_number
+from mlbert.host.json_files import parse_json, problem_in_line, shown, whole_characters
+from mlbert.host.texts import has_decimal_comma, is_count, is_number, parse_number
 
 _LONGEST_FIELD = 1 << 24  # characters; csv's default limit of 131072 is too small for documents
 _MOST_BYTES = 1 << 30  # of a file, which is read into memory
@@ -94,15 +94,12 @@ def read_columns(
         UserError: the file is missing, damaged or empty, a wanted column is missing or occurs
             twice, or a row has a wrong number of fields.
     """
-    if path.suffix not in SUFFIXES:
-        raise UserError(
-            "data.format", path, "has an unknown suffix", "Give a file with another", SUFFIXES
-        )
-    if path.suffix in OBJECT_SUFFIXES:
+    _check_suffix(path)
+    if suffix_of(path) in OBJECT_SUFFIXES:
         found: list[Row] = list(_object_rows(path, wanted, lists))
     else:
         found = list(
-            table_rows(path, _lines_of(path), path.suffix == ".csv", wanted, header, lenient)
+            table_rows(path, _lines_of(path), suffix_of(path) == ".csv", wanted, header, lenient)
         )
     kept = {line: fields for line, fields in found if fields is not None}
     if not kept:
@@ -111,16 +108,30 @@ def read_columns(
     return TaskTable(path, list(kept), columns, len(found) - len(kept))
 
 
+def suffix_of(path: Path) -> str:
+    """Return a file's suffix in lower case: some programs write DATA.CSV."""
+    return path.suffix.lower()
+
+
+def _check_suffix(path: Path) -> None:
+    """Raise UserError if a file has an unknown suffix. Who reads a folder says that it is one."""
+    if suffix_of(path) not in SUFFIXES and not path.is_dir():
+        raise UserError(
+            "data.format", path, "has an unknown suffix", "Give a file with another", SUFFIXES
+        )
+
+
 def column_names(path: Path) -> list[str]:
     """Return the column names in the file's first row or object, of which there must be one.
 
     Raises UserError as `read_columns`.
     """
-    has_objects = path.suffix in OBJECT_SUFFIXES
+    _check_suffix(path)
+    has_objects = suffix_of(path) in OBJECT_SUFFIXES
     rows: Iterator[tuple[int, Iterable[str]]] = (
         read_objects(path)
         if has_objects
-        else _records(path, _lines_of(path), path.suffix == ".csv")
+        else _records(path, _lines_of(path), suffix_of(path) == ".csv")
     )
     if not (names := [name if has_objects else name.strip() for name in next(rows, (0, []))[1]]):
         raise UserError("data.empty", path, "holds no rows", "Give a file with at least one")
@@ -142,7 +153,7 @@ def text_of_file(path: Path) -> str:
 
 
 def _lines_of(path: Path) -> Iterator[str]:
-    return io.StringIO(text_of_file(path), newline="" if path.suffix == ".csv" else "\n")
+    return io.StringIO(text_of_file(path), newline="" if suffix_of(path) == ".csv" else "\n")
 
 
 def _records(path: Path, lines: Iterator[str], is_quoted: bool) -> Iterator[tuple[int, list[str]]]:
@@ -154,7 +165,7 @@ def _records(path: Path, lines: Iterator[str], is_quoted: bool) -> Iterator[tupl
         return
     csv.field_size_limit(_LONGEST_FIELD)
     first = next(lines, "")
-    reader = csv.reader(chain([first], lines), delimiter=max(",;", key=first.count), strict=True)
+    reader = csv.reader(chain([first], lines), delimiter=max(",;\t", key=first.count), strict=True)
     begins = 1
     try:
         for fields in reader:
@@ -206,28 +217,40 @@ def read_objects(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
 
     Raises UserError as `read_columns`.
     """
-    if path.suffix == _PARQUET:
+    if suffix_of(path) == _PARQUET:
         yield from _parquet_rows(path)
         return
     text = text_of_file(path)
     values: Iterable[tuple[int, object]]
+    if text.lstrip().startswith("["):
+        values = enumerate(_json_value(path, text, None), 1)
+    else:
+        values = (
+            (n, _json_value(path, line, n))
+            for n, line in enumerate(text.split("\n"), 1)
+            if line.strip()
+        )
+    for number, value in values:
+        if not isinstance(value, dict):
+            reason = f"line {number} is not a JSON object"
+            raise UserError("data.row", path, reason, 'Write for example {"text": "..."}')
+        yield number, value
+
+
+def _json_value(path: Path, text: str, line: int | None) -> Any:
+    """Return the value of a line of a file, or of the whole file if the line is None.
+
+    Raises UserError if it is not JSON.
+    """
     try:
-        if text.lstrip().startswith("["):
-            values = enumerate(parse_json(text), 1)
-        else:
-            values = (
-                (n, parse_json(line)) for n, line in enumerate(text.split("\n"), 1) if line.strip()
-            )
-        for number, value in values:
-            if not isinstance(value, dict):
-                reason = f"line {number} is not a JSON object"
-                raise UserError("data.row", path, reason, 'Write for example {"text": "..."}')
-            yield number, value
-    except UserError:
-        raise
+        return parse_json(text)
     except ValueError as error:
+        if isinstance(error, json.JSONDecodeError):
+            line = line or error.lineno
+        place = "" if line is None else f"line {line} "
+        reason = f"{place}is not JSON ({problem_in_line(error)})"
         raise UserError(
-            "data.row", path, f"is not JSON ({error})", "Write one object per line, or one list"
+            "data.row", path, reason, "Write one object per line, or one list"
         ) from None
 
 
@@ -372,7 +395,8 @@ def read_training(path: Path, form: TaskForm) -> TaskRows:
     """Read the training file, which defines the classes.
 
     Raises UserError as `read_columns`, if a row has no label or one that is not the required
-    number, or if the number of classes is not the declared one.
+    number, if the number of classes is not the declared one, if all labels are equal, or if no row
+    has text.
     """
     table = _table(path, form, with_labels=True)
     if form.kind == "set":
@@ -380,6 +404,9 @@ def read_training(path: Path, form: TaskForm) -> TaskRows:
     classes = () if form.num_labels == 1 else form.classes or _classes(table, form.num_labels)
     _refuse_missing_header(path, form, classes)
     labels = _labels(table, classes)
+    if not classes and len(labels) > 1 and np.ptp(labels) == 0:
+        reason = f"every row has the number {table.columns[-1][0].strip()}"
+        raise UserError("data.labels", path, reason, "Give rows with different numbers")
     unseen = sorted(set(range(len(classes))).difference(labels.astype(np.int64).tolist()))
     warnings = [f"no row is of class {classes[number]!r}" for number in unseen]
     return _rows(table, form, labels, classes, warnings)
@@ -411,7 +438,7 @@ def _refuse_missing_header(path: Path, form: TaskForm, classes: tuple[str, ...])
     ``classes`` is () for numbers. Columns that are called 0, 1, ...
     in order are named: pandas does so.
     """
-    if form.header is not None or path.suffix in OBJECT_SUFFIXES:
+    if form.header is not None or suffix_of(path) in OBJECT_SUFFIXES:
         return
     name = form.label_column
     if classes:
@@ -478,12 +505,13 @@ def _no_number(table: TaskTable, is_finite: Sequence[bool]) -> UserError:
     several = is_finite.count(False) > 1
     what = "labels that are not finite numbers, the first" if several else "the label"
     which = "" if several else ", which is not a finite number"
-    return UserError(
-        "data.labels",
-        table.path,
-        f"{_named_lines(table, is_finite)} {what} {example!r}{which}",
-        "Give every row a number, leave these out with SKIP_BAD=1, or declare 2 classes or more",
+    remedy = (
+        "Give every row a number, leave these out with SKIP_BAD=1, or declare 2 classes or more"
     )
+    if has_decimal_comma(example):
+        remedy = "Write a point in place of the comma"
+    reason = f"{_named_lines(table, is_finite)} {what} {example!r}{which}"
+    return UserError("data.labels", table.path, reason, remedy)
 
 
 def _named_lines(table: TaskTable, is_good: Sequence[bool]) -> str:
@@ -567,7 +595,11 @@ def _rows(
         )
         what.append(f"{table.left_out:,} rows have {reason} and are left out")
     for name, column in zip(form.text_columns, texts, strict=True):
-        if empty := sum(not text.strip() for text in column):
+        empty = sum(not text.strip() for text in column)
+        if empty == len(column):
+            remedy = "Give rows with text, or another column"
+            raise UserError("data.empty", table.path, f"has no text in {name!r}", remedy)
+        if empty:
             what.append(f"{empty:,} of {len(column):,} rows have no text in {name!r}")
     shown_warnings = tuple(f"warning: {table.path}: {warning}" for warning in (*what, *warnings))
     return TaskRows(

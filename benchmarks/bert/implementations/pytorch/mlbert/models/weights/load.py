@@ -145,6 +145,8 @@ def read_file(file: Path) -> weight_files.Weights:
     elif file.suffix == ".pt" or file.name == weight_files.PYTORCH_WEIGHTS:
         # The records of a zip file have checksums.
         weights = replace(weight_files.read_weights(file), is_checked=zipfile.is_zipfile(file))
+    elif not file.exists():
+        raise UserError("file.missing", file, "does not exist", "Give the folder of a model")
     else:
         remedy = "Convert it first: mlbert convert --help"
         raise UserError(
