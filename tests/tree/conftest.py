@@ -89,10 +89,8 @@ def quickstart_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def wheel_site(
-    tree_root: Path, tracked: list[Path], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """Build the wheel, and return a folder with its content."""
+def wheel(tree_root: Path, tracked: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel, and return its file."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     names = (
@@ -115,6 +113,13 @@ def wheel_site(
     command = [sys.executable, "-m", "pip", "wheel", ".", "-q", "--no-deps"]
     command += ["--no-build-isolation", "-w", str(folder)]
     run_checked(*command, cwd=source)
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
-        wheel.extractall(folder / "site")
-    return folder / "site"
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="session")
+def wheel_site(wheel: Path) -> Path:
+    """Return a folder with the wheel's content."""
+    site = wheel.parent / "site"
+    with zipfile.ZipFile(wheel) as content:
+        content.extractall(site)
+    return site

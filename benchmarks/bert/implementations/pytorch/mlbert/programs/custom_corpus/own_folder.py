@@ -46,7 +46,8 @@ class OwnFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Create the folder and lock it against other processes.
+        """Create the folder and lock it against other processes. If the block fails before it has
+        written anything, the folder is removed again.
 
         Raises UserError if it is not a folder, contains something else,
         or another process trains there.
@@ -58,6 +59,7 @@ class OwnFolder:
             if names - {LOCK, _GROWN} and not self._notes.is_file():
                 reason = "contains something other than a run of mlbert pretrain"
                 raise UserError("file.in-the-way", self.path, reason, _OTHER)
+        is_new = not self.path.exists()
         make_folder(self.path)
         lock = lock_folder(self.path, _OTHER)
         if lock is None:
@@ -65,8 +67,19 @@ class OwnFolder:
             raise UserError("run.in-use", self.path, "another process trains there", remedy)
         try:
             yield
+        except BaseException:
+            self._remove_empty(is_new)
+            raise
         finally:
             os.close(lock)
+
+    def _remove_empty(self, is_new: bool) -> None:
+        """Remove the lock if nothing else is in the folder, and the folder if it is new."""
+        if [path.name for path in self.path.iterdir()] != [LOCK]:
+            return
+        (self.path / LOCK).unlink()
+        if is_new:
+            self.path.rmdir()
 
     def remembered(self) -> dict[str, Any] | None:
         """Return what `remember` wrote, or None. Raises UserError if the file is damaged."""
