@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from programs import run_checked, run_quietly, user_environ, write_mlbert, write_program
+from programs import (
+    free_ports,
+    run_checked,
+    run_quietly,
+    user_environ,
+    write_mlbert,
+    write_program,
+)
 
 SECONDS = 900
 LANGUAGE = "docs/language_model.md"
@@ -34,7 +41,14 @@ SMALLER = {
     "1024": "32",
     "500": "20",
     "-n 8": "-n 2",
+    "node1,node2": "127.0.0.1,localhost",
 }
+SSH = """#!/bin/sh
+while [ "$1" = -o ]; do shift 2; done
+shift
+cd /
+exec sh -c "$*"
+"""
 ROWS = {"--length": "32", "--batch": "4"}
 
 
@@ -81,6 +95,7 @@ def home(wheel_site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             kind = draw.choice(["red", "blue"])
             writer.writerow([f"{kind} {sentences(draw, 1)}", kind])
     write_mlbert(folder / "bin")
+    write_program(folder / "bin/ssh", SSH)
     return folder
 
 
@@ -130,9 +145,11 @@ def test_from_one_gpu_to_a_cluster(home: Path, wheel_site: Path, tree_root: Path
         chosen = smaller(words)
         if "pretrain" in words:  # alternatives
             chosen[chosen.index("base")] = f"base-{number}"
+        if "hosts" in words:
+            chosen[3:3] = ["--master-port", str(free_ports(1)[0])]
         type_line(home / "cluster", wheel_site, chosen)
     trained = sorted(home.glob("cluster/base-*/model/model.safetensors"))
-    assert len(trained) == 2
+    assert len(trained) == 3
 
     whole = contents(home / "cluster/data")
     (home / "cluster/data").rename(home / "cluster/whole")

@@ -111,3 +111,21 @@ def test_a_node_that_waits_for_the_first_one_says_so(monkeypatch, run_mlbert):
     assert status == 2
     assert "node 1 waits for node 0: MASTER_ADDR=127.0.0.1: port" in notice
     assert "does not answer" in error
+
+
+def test_hosts_that_cannot_be_started(tmp_path, monkeypatch, assert_fails):
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("a slots=2\nb slots=2\n")
+    hosts = ["launch", "hosts"]
+    named = [*hosts, "--hosts", "a,b"]
+    assert_fails([*hosts, "-n", 2, "main.py"], "config.missing", "--hosts")
+    assert_fails([*named, "main.py"], "config.missing", "--nproc")
+    both = [*named, "--hostfile", hostfile, "main.py"]
+    assert_fails(both, "config.conflict", "--hosts and --hostfile")
+    more = [*hosts, "--hostfile", hostfile, "-n", 3, "main.py"]
+    assert_fails(more, "config.conflict", "--nproc 3")
+    assert_fails([*named, "--hostflie", "x", "main.py"], "config.unknown-name", "--hostflie")
+    unset = [*named, "-n", 1, "--export", "NO_SUCH", "main.py"]
+    assert_fails(unset, "config.missing", "--export NO_SUCH")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert_fails([*named, "-n", 1, "main.py"], "program.missing", "ssh")

@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,9 +21,13 @@ from mlbert.host.environment import default_variable, environment
 from mlbert.host.errors import UserError, nearest
 from mlbert.host.exit_statuses import BY_SIGNAL, LOST_RANK
 from mlbert.host.json_files import shown
+from mlbert.host.option_checks import check_at_most_one
 from mlbert.host.provenance import tree_root
 from mlbert.host.texts import is_count
 from mlbert.mlperf.mllog import close_interrupted
+from mlbert.programs.host_list import MOST_SLOTS, HostList, parse_hosts, read_hostfile
+from mlbert.programs.on_host import run_order
+from mlbert.programs.over_ssh import HostRun, carried
 
 _MOST_MIB = 4096  # message size
 _OWN_ADDRESS_SECONDS = 40.0  # name servers may repeat for 30 s that a new name does not exist
@@ -38,6 +43,7 @@ app = typer.Typer(
 # Commands of mlbert that train on several ranks.
 _COMMANDS = ("pretrain", "train")
 _LOCAL_OPTIONS = ("--nproc", "--world-size", "--node-rank", "--master-addr", "--master-port")
+_HOSTS_OPTIONS = ("--hosts", "--hostfile", "--nproc", "--master-addr", "--master-port", "--export")
 
 
 @app.command("chain", context_settings={"ignore_unknown_options": True})
@@ -118,7 +124,7 @@ def local(
             envvar="LOCAL_WORLD_SIZE",
             help="Ranks on this node; default: one per GPU.",
             min=1,
-            max=1024,
+            max=MOST_SLOTS,
         ),
     ] = None,
     world_size: Annotated[
@@ -151,11 +157,7 @@ def local(
       mlbert launch local -n 8 pretrain texts/ --tokens 1e9 --out my-model
       mlbert launch local -n 8 main.py yamls/main/mosaic-bert-base-uncased.yaml
     """
-    if script[0].startswith("--"):
-        name = script[0].partition("=")[0]
-        known = nearest(name, _LOCAL_OPTIONS)
-        remedy = f"Did you mean {known}?" if known else "See mlbert launch local --help"
-        raise UserError("config.unknown-name", name, "is an unknown option", remedy)
+    _check_script(script, "local", _LOCAL_OPTIONS)
     if nproc is None:
         import torch
 
@@ -174,6 +176,15 @@ def local(
     exports = {name: value for name, value in environment().items() if name not in names}
     exports.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // nproc)))
     os.execvpe(sys.executable, [*command, *_program_words(script)], exports)
+
+
+def _check_script(script: list[str], command: str, options: Sequence[str]) -> None:
+    """Raise UserError if a program begins like an option: the command does not know it."""
+    if script[0].startswith("--"):
+        name = script[0].partition("=")[0]
+        known = nearest(name, options)
+        remedy = f"Did you mean {known}?" if known else f"See mlbert launch {command} --help"
+        raise UserError("config.unknown-name", name, "is an unknown option", remedy)
 
 
 def _program_words(script: list[str]) -> list[str]:
@@ -220,6 +231,87 @@ def local_command(
         "--master-port",
         str(master_port),
     ]
+
+
+@app.command(
+    "hosts", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+def hosts(
+    script: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT",
+            help="A Python file, -m and a module, or pretrain or train, with its arguments.",
+        ),
+    ],
+    names: Annotated[
+        str | None, typer.Option("--hosts", metavar="A,B", help="Hosts; rank 0 runs on the first.")
+    ] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option(help="File with a host on each line: node1 slots=8")
+    ] = None,
+    nproc: Annotated[
+        int | None,
+        typer.Option(
+            "-n", "--nproc", help="Ranks on each host; default: its slots.", min=1, max=MOST_SLOTS
+        ),
+    ] = None,
+    master_addr: Annotated[
+        str | None, typer.Option("--master-addr", help="Address of the first host; default: name.")
+    ] = None,
+    master_port: Annotated[
+        int,
+        typer.Option("--master-port", help="Port on the first host.", min=1, max=HIGHEST_PORT),
+    ] = DEFAULT_PORT,
+    exports: Annotated[
+        list[str] | None,
+        typer.Option("--export", metavar="NAME", help="Variable to give to the hosts; repeatable."),
+    ] = None,
+) -> int:
+    """Start ranks on several hosts over ssh, without a scheduler.
+
+    Each host runs mlbert launch local in this folder with this Python, so both must have the same
+    path everywhere. The variables PATH, PYTHONPATH, LD_LIBRARY_PATH, CPU_THREADS, CUDA_*, GLOO_*,
+    HF_*, NCCL_*, OMP_* and TORCH_* are passed on. The first host that fails ends the others, and
+    its status is that of this command.
+
+    \b
+    Examples:
+      mlbert launch hosts --hosts node1,node2 -n 8 pretrain data --tokens 1e9 --out my-model
+      mlbert launch hosts --hostfile hosts.txt main.py yamls/main/mosaic-bert-base-uncased.yaml
+    """
+    _check_script(script, "hosts", _HOSTS_OPTIONS)
+    chosen = _chosen_hosts(names, hostfile)
+    ranks_of_host = nproc or chosen.slots
+    if ranks_of_host is None:
+        remedy = "Give the ranks on each host: -n 8"
+        raise UserError("config.missing", "--nproc", "is not given, nor are slots", remedy)
+    if chosen.slots is not None and ranks_of_host > chosen.slots:
+        reason = f"is more than the {chosen.slots} slots of a host in {hostfile}"
+        raise UserError("config.conflict", f"--nproc {nproc}", reason, "Lower it")
+    num_hosts = len(chosen.names)
+    address = master_addr or chosen.first_address
+    options = ["-n", ranks_of_host, "--world-size", num_hosts * ranks_of_host]
+    options += ["--master-addr", address, "--master-port", master_port]
+    start = [sys.executable, "-m", "mlbert", "launch", "local", *map(str, options)]
+    words = [[*start, "--node-rank", str(number), *script] for number in range(num_hosts)]
+    return HostRun(chosen.names, words, carried(environment(), exports or [])).run()
+
+
+def _chosen_hosts(names: str | None, hostfile: Path | None) -> HostList:
+    check_at_most_one({"--hosts": names, "--hostfile": hostfile})
+    if names is not None:
+        return parse_hosts(names)
+    if hostfile is not None:
+        return read_hostfile(hostfile)
+    remedy = "Name them: --hosts node1,node2, or --hostfile FILE"
+    raise UserError("config.missing", "--hosts", "is not given", remedy)
+
+
+@app.command("on-host", hidden=True)
+def on_host() -> int:
+    """Run what mlbert launch hosts sends on standard input."""
+    return run_order()
 
 
 @app.command(
