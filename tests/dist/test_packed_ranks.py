@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from harness import start_ranks
+from mlbert.config.batch_growth import TokenGrowth
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.batches import HostBatch
 from mlbert.data.loading import text_run
@@ -62,11 +63,15 @@ def imitate(ranks: int) -> None:
         rows = data.train_batch_size // ranks
         part = data.model_copy(update={"train_batch_size": rows})
         text, corpus, growth, steps = arguments
-        assert growth.is_constant, "a growing batch takes one row more on each rank"
+        if isinstance(growth, TokenGrowth):
+            growth = TokenGrowth(growth.first // ranks, rows, growth.tokens)
+        else:
+            assert growth.is_constant, "a growing batch takes one row more on each rank"
+            growth = growth.constant(rows)
         sources = []
         for rank in range(ranks):
             place = {**options, "rank": rank, "world_size": ranks}
-            sources.append(make(part, text, corpus, growth.constant(rows), steps, **place))
+            sources.append(make(part, text, corpus, growth, steps, **place))
         return AllRanks(sources)
 
     text_run.make_source = make_all

@@ -21,8 +21,6 @@ from tiny_phases import TINY, assert_equal_tensors, newest, write_sentences
 from training_settings import read_metrics, read_summary
 from user_errors import assert_error_line
 
-# A batch that grows takes one row more on each rank at a time, so this one does not.
-STEADY = TINY | {"first_rows": TINY["rows"], "growth_tokens": 0}
 LENGTH = 32
 ROWS = 8  # of a step, over all ranks
 STEP = LENGTH * ROWS  # tokens
@@ -39,7 +37,7 @@ def pretrain(imitated: int, *words: str) -> None:
         imitate(imitated)
 
     known = presets._file()
-    presets._file = lambda: {**known, "tiny": STEADY}
+    presets._file = lambda: {**known, "tiny": TINY}
     phase_plan.small_model_precision = lambda device: "fp32"
     main(["pretrain", *words])
 
@@ -116,7 +114,8 @@ def test_ranks_equal_one_rank_with_the_same_global_batch(
     several = tmp_path / "several"
     train(1, tmp_path, stage1(text, one), imitated=ranks)
     output = train(ranks, tmp_path, stage1(text, several))
-    assert output.count("stage1 of tiny: 3,072 tokens; 8 rows of 32 tokens a step") == 1
+    rows = "8 rows of 32 tokens a step, from 4 over 200 tokens"
+    assert output.count(f"stage1 of tiny: 3,072 tokens; {rows}") == 1
     assert output.count("finished: held-out accuracy") == 1
     assert read_summary(several)["ranks"] == ranks
     assert_equal_runs(several, one)

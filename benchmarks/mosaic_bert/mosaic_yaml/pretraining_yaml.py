@@ -150,17 +150,17 @@ def to_settings(
             raise UserError("data.too-small", train[0].name, reason, "Lower the batch")
         return count // per_step
 
-    growth = _add_growth(leaves, layer, int(length.value), world_size)
     step_tokens = None
     in_tokens = unit_of(leaves.text("max_duration", None).value) == "tok"
     if in_tokens and packing.value and not counts_padding.value:
         step_tokens = per_step * int(length.value)
         layer.put("step_tokens", step_tokens, counts_padding.origin)
+    growth = _add_growth(leaves, layer, int(length.value), world_size, step_tokens)
     durations = Durations(
         per_step,
         int(length.value),
         steps_per_epoch,
-        growth=growth if step_tokens is None else None,
+        growth=growth,
         knows_tokens=bool(counts_padding.value or packing.value),
         is_packed=bool(packing.value),
         step_tokens=step_tokens,
@@ -211,12 +211,14 @@ def _add_phase(leaves: Leaves, layer: Layer) -> None:
 
 
 def _add_growth(
-    leaves: Leaves, layer: Layer, row_tokens: int, world_size: int
+    leaves: Leaves, layer: Layer, row_tokens: int, world_size: int, step_tokens: int | None
 ) -> BatchGrowth | None:
-    """Add the batch-size warm-up, and return it; None if there is none.
+    """Add the batch-size warm-up, and return it; None if there is none, or if the training counts
+    tokens without padding.
 
-    Its tokens are those of all ranks. Each batch size has the same number of steps, so that they
-    are on average in the middle between the first and the last but one.
+    Its tokens are those of all ranks. With ``step_tokens`` they are counted without padding.
+    Otherwise rows count as full, and each batch size has the same number of steps, so that they are
+    on average in the middle between the first and the last but one.
     """
     start_name, tokens_name = (f"train_loader.{name}" for name in _GROWTH)
     if not leaves.is_given(start_name) and not leaves.is_given(tokens_name):
@@ -230,11 +232,16 @@ def _add_growth(
     if start.value == last:
         leaves.text(tokens_name, None)
         return None
+    tokens = leaves.text(tokens_name, None)
+    layer.put("batchsize_warmup_start", int(start.value), start.origin)
+    if step_tokens is not None:
+        full_steps = Durations(step_tokens // row_tokens, row_tokens, lambda: 1)
+        steps = full_steps.interval(tokens_name, tokens.value)
+        layer.put("batchsize_warmup_steps", steps, tokens.origin)
+        return None
     mean = (start.value + last - 1) / 2
     rows_of_rank = Durations(world_size, row_tokens, lambda: 1)
-    tokens = leaves.text(tokens_name, None)
     steps = math.ceil(rows_of_rank.interval(tokens_name, tokens.value) / mean)
-    layer.put("batchsize_warmup_start", int(start.value), start.origin)
     layer.put("batchsize_warmup_steps", steps, tokens.origin)
     return BatchGrowth(int(start.value), last, steps)
 

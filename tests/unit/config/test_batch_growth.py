@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.config.arguments import CommandLine
-from mlbert.config.batch_growth import BatchGrowth, floor_sum, growth_of
+from mlbert.config.batch_growth import BatchGrowth, TokenGrowth, floor_sum, growth_of
 from mlbert.data.loading.config import BatchGrowthConfig
 from mlbert.optim.schedules import InSequences, Linear, MultiStep, WarmupStableDecay
 from mlbert.recipes.sections import COMMON, resolve
+from mlbert.training.config import PhaseConfig
 from simple_recipe import FOLDERS, simple_configuration, simple_recipe
 from user_errors import user_error
 
@@ -44,6 +45,28 @@ def test_each_size_has_as_many_steps() -> None:
     assert sizes == sorted(sizes)
     assert {sizes.count(size) for size in range(96, 576)} == {10}
     assert growth.size(4800) == 576
+
+
+@given(st.integers(1, 20), st.integers(0, 20), st.integers(1, 3000), st.randoms())
+def test_each_size_has_tokens_in_proportion_to_it(first, more, tokens, draw) -> None:
+    """However full the rows are; but for the step in which a size begins or ends."""
+    growth = TokenGrowth(first, first + more, tokens)
+    of_sizes = dict.fromkeys(range(first, first + more + 1), 0)
+    trained = 0
+    largest = 0
+    last_size = first
+    while trained < tokens:
+        size = growth.size(trained)
+        assert size >= last_size
+        last_size = size
+        of_step = draw.randint(1, 8 * size)
+        largest = max(largest, of_step)
+        of_sizes[size] += of_step
+        trained += of_step
+    assert growth.size(trained) == growth.size(10 * tokens) == growth.last
+    whole = sum(range(first, growth.last))
+    for size in range(first, growth.last):
+        assert abs(of_sizes[size] - tokens * size / whole) <= largest
 
 
 @given(GROWTHS)
@@ -97,3 +120,10 @@ def test_growth_from_settings() -> None:
     config = resolve(recipe, FOLDERS, CommandLine(flags)).config
     assert growth_of(config) == BatchGrowth(3, 8, 12)
     assert growth_of(simple_configuration()) == BatchGrowth.constant(8)
+    recipe = simple_recipe((*COMMON, BatchGrowthConfig, PhaseConfig))
+    flags |= {"step_tokens": "500", "max_sequences_per_pack": "2"}
+    config = resolve(recipe, FOLDERS, CommandLine(flags)).config
+    assert growth_of(config) == TokenGrowth(3, 8, 6000)
+    flags |= {"max_sequences_per_pack": "1", "average_packing_rate": "1"}
+    with user_error("config.conflict", "BATCHSIZE_WARMUP_STEPS"):
+        resolve(recipe, FOLDERS, CommandLine(flags))

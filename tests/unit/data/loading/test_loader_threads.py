@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mds_samples import write_samples
-from mlbert.config.batch_growth import BatchGrowth
+from mlbert.config.batch_growth import BatchGrowth, Growth, TokenGrowth
 from mlbert.data.batches import HostBatch
 from mlbert.data.formats.streams import streams_of
 from mlbert.data.formats.tokenizer import load_tokenizer
@@ -35,11 +35,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def opened(folder: Path, threads: int, packed: int, state: dict | None) -> Iterator[TextSource]:
+def opened(
+    folder: Path, threads: int, packed: int, growth: Growth, state: dict | None
+) -> Iterator[TextSource]:
     source = TextSource(
         TextSet(streams_of("", None, folder), TOKENIZER, LENGTH, SPLIT),
         sequences_per_step=ROWS,
-        growth=BatchGrowth(2, ROWS, 9),
+        growth=growth,
         packed=packed,
         accumulation=2,
         shuffle="py1s",
@@ -60,15 +62,23 @@ def contents(batches: list[HostBatch]) -> list[dict[str, bytes]]:
     return [{name: part.tobytes() for name, part in batch.arrays().items()} for batch in batches]
 
 
-@pytest.mark.parametrize("packed", [1, 5])
-def test_another_number_of_threads_continues_in_the_middle_of_an_epoch(folder, packed):
-    with opened(folder, 1, packed, None) as source:
+@pytest.mark.parametrize(
+    ("packed", "growth"),
+    [
+        (1, BatchGrowth(2, ROWS, 9)),
+        (5, BatchGrowth(2, ROWS, 9)),
+        (5, TokenGrowth(2, ROWS, 30 * LENGTH)),
+    ],
+    ids=["not packed", "packed", "in tokens"],
+)
+def test_another_number_of_threads_continues_in_the_middle_of_an_epoch(folder, packed, growth):
+    with opened(folder, 1, packed, growth, None) as source:
         expected = [contents(source.next_step()) for _ in range(STEPS)]
     for threads_before, threads_after in ((1, 3), (4, 1), (2, 7)):
-        with opened(folder, threads_before, packed, None) as source:
+        with opened(folder, threads_before, packed, growth, None) as source:
             found = [contents(source.next_step()) for _ in range(5)]
             state = json.loads(json.dumps(source.state_dict()))
-        with opened(folder, threads_after, packed, state) as source:
+        with opened(folder, threads_after, packed, growth, state) as source:
             found += [contents(source.next_step()) for _ in range(5, STEPS)]
         assert found == expected
 

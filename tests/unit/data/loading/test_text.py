@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mds_samples import write_samples
-from mlbert.config.batch_growth import BatchGrowth
+from mlbert.config.batch_growth import BatchGrowth, TokenGrowth
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.streams import Stream, streams_of
 from mlbert.data.formats.token_shards import TokenShards, describe_text, vocabulary_sha256
@@ -227,12 +227,18 @@ def test_a_growing_batch_takes_the_same_sequences_in_smaller_steps(folder, mode)
         make(folder, mode, growth=BatchGrowth(3, GLOBAL, 9)).load_state_dict(states[3])
 
 
-@pytest.mark.parametrize("growth", [None, BatchGrowth(1, GLOBAL // 2, 7)])
+@pytest.mark.parametrize(
+    "growth",
+    [None, BatchGrowth(1, GLOBAL // 2, 7), TokenGrowth(1, GLOBAL // 2, 20 * LENGTH)],
+    ids=["constant", "steps", "tokens"],
+)
 @pytest.mark.parametrize("most", [2, 30])
 def test_packed_steps_fill_their_tokens_with_all_sequences_in_turn(folder, mode, growth, most):
     """On two ranks, resumed in the middle."""
     options = {"packed": most, "growth": growth, "accumulation": 2}
     rows_of = growth or BatchGrowth.constant(GLOBAL // 2)
+    tokens = [0, 0]
+    sizes = []
     sources = [opened(folder, mode, rank, 2, **options) for rank in range(2)]
     alone = [opened(folder, mode, rank, 2) for rank in range(2)]
     expected = [[original(row) for step in steps([one], 90) for row in step] for one in alone]
@@ -250,7 +256,9 @@ def test_packed_steps_fill_their_tokens_with_all_sequences_in_turn(folder, mode,
                     source.open()
         numbers = []
         for rank, source in enumerate(sources):
-            left = rows_of.size(step)
+            is_counted = isinstance(rows_of, TokenGrowth)
+            left = rows_of.size(2 * tokens[rank] if is_counted else step)
+            sizes.append(left)
             for batch in source.next_step():
                 room = min(left, GLOBAL // 4)
                 left -= room
@@ -259,14 +267,22 @@ def test_packed_steps_fill_their_tokens_with_all_sequences_in_turn(folder, mode,
                 end = places[rank] + len(read)
                 assert [original(row) for row in read] == expected[rank][places[rank] : end]
                 places[rank] = end
+                tokens[rank] += batch.num_tokens
                 following = len(expected[rank][end])
                 assert batch.num_tokens <= room * LENGTH
                 is_full = batch.num_tokens + following > room * LENGTH
                 assert is_full or len(read) == room * most
             assert left == 0
         assert len(set(numbers)) == len(numbers), "dropout rows tell sequences apart"
-    for bad in ({"starts": [1]}, {"starts": [1, -1]}, {}):
-        kept_lanes = {name: value for name, value in later["lanes"].items() if name != "starts"}
+    assert sizes[-1] == GLOBAL // 2
+    assert (sizes[0] < sizes[-1]) == (growth is not None)
+    known = {"starts": [1, 1]}
+    wrong = [{"starts": [1]}, {"starts": [1, -1]}, {}]
+    if isinstance(growth, TokenGrowth):
+        wrong += [known, {**known, "tokens": [1, -1]}, {**known, "tokens": [1, 1.5]}]
+    for bad in wrong:
+        own = ("starts", "tokens")
+        kept_lanes = {name: value for name, value in later["lanes"].items() if name not in own}
         with user_error("checkpoint.damaged", folder):
             sources[1].load_state_dict({**later, "lanes": {**kept_lanes, **bad}})
 

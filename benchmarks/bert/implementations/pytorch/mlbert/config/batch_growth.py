@@ -69,8 +69,59 @@ class BatchGrowth:
         return bisect.bisect_left(range(enough), sequences, key=self.before)
 
 
-def growth_of(config: Configuration) -> BatchGrowth:
-    """Return how the batch of a rank grows, in sequences, or with packing in rows."""
+@dataclass(frozen=True)
+class TokenGrowth:
+    """A batch that grows by one row at a time with the tokens that were trained, whatever share of
+    the rows is padding.
+
+    The size s, from `first` to `last` - 1, ends at this share of `tokens`:
+
+        (first + ... + s) / (first + ... + (last - 1))
+
+    So each size sees tokens in proportion to itself, as in `BatchGrowth`.
+
+    Attributes:
+        first: rows of step 0, at least 1.
+        last: rows of the full batch, at least `first`.
+        tokens: without padding, of the warm-up; at least 1.
+    """
+
+    first: int
+    last: int
+    tokens: int
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.first <= self.last
+        assert self.tokens >= 1
+
+    @property
+    def is_constant(self) -> bool:
+        """True if each step has the full batch."""
+        return self.first == self.last
+
+    def size(self, tokens: int) -> int:
+        """Return the rows of a step before which so many tokens were trained."""
+        if self.is_constant or tokens >= self.tokens:
+            return self.last
+        num_sizes = self.last - self.first
+        done = tokens * self._sum_of_sizes(num_sizes)
+
+        def end(ended: int) -> int:
+            return self.tokens * self._sum_of_sizes(ended)
+
+        return self.first + bisect.bisect_right(range(num_sizes), done, key=end) - 1
+
+    def _sum_of_sizes(self, count: int) -> int:
+        return count * self.first + count * (count - 1) // 2
+
+
+Growth = BatchGrowth | TokenGrowth
+
+
+def growth_of(config: Configuration) -> Growth:
+    """Return how the batch of a rank grows, in sequences, or with packing in rows: with the tokens
+    of all ranks if STEP_TOKENS is set, otherwise with the steps.
+    """
     known = config.catalog.by_key
     last = config.get(known["train_batch_size"])
     assert isinstance(last, int)
@@ -78,6 +129,9 @@ def growth_of(config: Configuration) -> BatchGrowth:
     steps = config.get(known["batchsize_warmup_steps"])
     if not isinstance(first, int) or not isinstance(steps, int):
         return BatchGrowth.constant(last)
+    step_tokens = config.get(known["step_tokens"])
+    if isinstance(step_tokens, int):
+        return TokenGrowth(first, last, steps * step_tokens)
     return BatchGrowth(first, last, steps)
 
 

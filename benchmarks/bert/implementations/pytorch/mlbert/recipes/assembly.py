@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from mlbert.config.batch_growth import BatchGrowth
+from mlbert.config.batch_growth import BatchGrowth, Growth
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.configuration import Configuration
 from mlbert.data.formats.open import check_shape
@@ -336,7 +336,7 @@ def make_method(
     compute: Compute,
     update: Update,
     identity: Mapping[str, object],
-    growth: BatchGrowth | None = None,
+    growth: Growth | None = None,
     **objects: Any,
 ) -> Method:
     """Return the method.
@@ -346,7 +346,8 @@ def make_method(
         inputs: `mlbert.training.protocols.Inputs`.
         identity: what a checkpoint of the recipe must match besides shape, optimizer,
             data and fixed settings.
-        growth: of the batch, if it has a warm-up: then the learning rate follows the sequences.
+        growth: of the batch, if it has a warm-up in steps: then the learning rate follows the
+            sequences.
         objects: the other fields of `Method`.
     """
     config = context.config
@@ -358,7 +359,7 @@ def make_method(
         fixed.pop("GRADIENT_STEPS", None)  # on more ranks, each has fewer parts of the batch
     schedule: Schedule = schedules.make(config[ScheduleConfig])
     counts_tokens = config.or_defaults(PhaseConfig).step_tokens is not None
-    if growth is not None and not growth.is_constant and not counts_tokens:
+    if isinstance(growth, BatchGrowth) and not growth.is_constant and not counts_tokens:
         schedule = schedules.InSequences.of(schedules.make(config[ScheduleConfig]), growth)
     return Method(
         **objects,

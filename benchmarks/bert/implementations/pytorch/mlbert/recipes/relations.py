@@ -14,7 +14,7 @@ from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.config import OPTIMIZERS, SCHEDULES, OptimizerConfig, ScheduleConfig
 from mlbert.runs.config import RunConfig
-from mlbert.training.config import EvaluationConfig
+from mlbert.training.config import EvaluationConfig, PhaseConfig
 
 
 class RunRelations:
@@ -29,6 +29,11 @@ class RunRelations:
         if isinstance(first_batch, int) and first_batch > batch:
             problem = f"is {first_batch}, more than BATCHSIZE {batch}"
             yield Contradiction("config.conflict", "BATCHSIZE_WARMUP_START", problem, "Lower it")
+        rows = config[DataConfig].max_sequences_per_pack
+        if first_batch is not None and config.or_defaults(PhaseConfig).step_tokens and rows == 1:
+            problem = "with STEP_TOKENS counts the tokens of packed rows, and nothing is packed"
+            remedy = "Set MAX_SEQUENCES_PER_PACK=32, or remove one of them"
+            yield Contradiction("config.conflict", "BATCHSIZE_WARMUP_STEPS", problem, remedy)
         start = config[ModelConfig].init_checkpoint
         if start is not None and Path(start) == config[RunConfig].output_dir:
             remedy = "Name the checkpoint to start from"

@@ -198,18 +198,18 @@ class RunFolder:
 def summarize(
     outcome: RunOutcome,
     *,
-    packs_per_rank: int,
+    packs_per_rank: int | None,
     target_accuracy: float | None,
     seed: int,
     ranks: int,
 ) -> dict[str, object]:
     """Return the numbers of ``summary.json`` common to all frameworks.
 
-    Rates are per second of training. ``packs_per_rank``: of all updates.
+    Rates are per second of training. ``packs_per_rank``: of all updates; None if unknown.
     """
     state = outcome.state
     seconds = max(state.train_seconds, 1e-9)
-    packs = packs_per_rank * ranks
+    packs = (packs_per_rank or 0) * ranks
     return {
         "status": outcome.status,
         "reason": outcome.reason,

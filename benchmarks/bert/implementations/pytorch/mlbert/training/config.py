@@ -60,8 +60,8 @@ class PhaseConfig(Section):
     )
     step_tokens: int | None = fixed_setting(
         "STEP_TOKENS",
-        "Tokens without padding that count as one step in MAX_STEPS and the schedule; the last "
-        "checkpoint is then kept for the next phase. none counts steps.",
+        "Tokens without padding that count as one step in MAX_STEPS, BATCHSIZE_WARMUP_STEPS and "
+        "the schedule; the last checkpoint is then kept for the next phase. none counts steps.",
         default=None,
         unit="tokens",
         ge=1,

@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from mlbert.config.batch_growth import BatchGrowth, growth_of
+from mlbert.config.batch_growth import BatchGrowth, Growth, growth_of
 from mlbert.config.configuration import Configuration
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import Resolved
@@ -93,7 +93,7 @@ _PARTS = "gradient_accumulation_steps"  # the attribute of GRADIENT_STEPS
 
 def summarize(
     outcome: RunOutcome,
-    growth: BatchGrowth,
+    growth: Growth,
     evaluation: EvaluationConfig,
     method: Method,
     seed: int,
@@ -110,7 +110,7 @@ def summarize(
     return {
         **run_folder.summarize(
             outcome,
-            packs_per_rank=growth.before(state.updates),
+            packs_per_rank=_packs_per_rank(growth, state.updates),
             target_accuracy=evaluation.target_metric,
             seed=seed,
             ranks=world.world_size,
@@ -118,6 +118,13 @@ def summarize(
         "gemm_peak_flops_per_second_per_rank": round(peak),
         "share_of_gemm_peak": round(rate / peak, 4),
     }
+
+
+def _packs_per_rank(growth: Growth, updates: int) -> int | None:
+    """Return the rows of all updates; None if they depend on the text."""
+    if isinstance(growth, BatchGrowth):
+        return growth.before(updates)
+    return growth.last * updates if growth.is_constant else None
 
 
 def leave_behind(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.config.batch_growth import BatchGrowth
+from mlbert.config.batch_growth import BatchGrowth, Growth, TokenGrowth
 from mlbert.data.batches import HostBatch, StaticShape
 from mlbert.data.formats.checksums import sharers
 from mlbert.data.formats.dynamic_masking import Masking
@@ -42,7 +42,9 @@ from mlbert.host.errors import UserError
 SPLIT = "split"
 TRUNCATE = "truncate"
 _SEED = 9176  # Streaming's default, for the draws of evaluation sets
-_STARTS = "starts"  # in a position: the number of the next sequence of each rank
+# In a position, of each rank: the number of the next sequence, and the tokens before it.
+_STARTS = "starts"
+_TOKENS = "tokens"
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ class TextSource(StepSource):
     Args:
         sequences_per_step: sequences per rank, including all micro-batches; with packing, rows of
             max_seq_length tokens.
-        growth: of a batch that grows to ``sequences_per_step``; None for one of that size.
+        growth: of a batch that grows to ``sequences_per_step``; None for one of that size. One that
+            grows with the tokens needs packing.
         packed: fill micro-batches up to their tokens, with at most so many sequences in a row's
             tokens; 1 for a sequence in each row.
         accumulation, rank, world_size: see `mlbert.data.formats.order.RankSlice`.
@@ -119,7 +122,7 @@ class TextSource(StepSource):
         texts: TextSet,
         *,
         sequences_per_step: int,
-        growth: BatchGrowth | None = None,
+        growth: Growth | None = None,
         packed: int = 1,
         accumulation: int = 1,
         shuffle: str | None,
@@ -146,6 +149,7 @@ class TextSource(StepSource):
         self._texts = texts
         self._growth = growth or BatchGrowth.constant(sequences_per_step)
         assert self._growth.last == sequences_per_step
+        assert packed > 1 or isinstance(self._growth, BatchGrowth)
         self._packed = packed
         self._rate = rate
         self._sum_over_ranks = sum_over_ranks
@@ -172,8 +176,13 @@ class TextSource(StepSource):
             # Then a rank's position is not that of the other ranks, or not a whole round.
             identity["ranks"] = world_size
             identity["packed"] = packed
-            identity["growth"] = [self._growth.first, self._growth.steps]
+            identity["growth"] = [self._growth.first, *self._length_of_growth()]
         super().__init__(texts.name, identity, threads)
+
+    def _length_of_growth(self) -> list[int | str]:
+        if isinstance(self._growth, TokenGrowth):
+            return [self._growth.tokens, _TOKENS]
+        return [self._growth.steps]
 
     def open(self) -> None:
         """Open the set.
@@ -210,10 +219,12 @@ class TextSource(StepSource):
     def _cut(self, stream: RankStream) -> Cut:
         micro_batch = self.share.units // self.share.accumulation
         if self._packed == 1:
+            assert isinstance(self._growth, BatchGrowth)
             return BySequences(self._growth, micro_batch)
         return ByTokens(
             stream,
             self._growth,
+            world_size=self.share.world_size,
             micro_batch=micro_batch,
             row_tokens=self.max_tokens,
             row_sequences=self._packed,
@@ -257,10 +268,27 @@ class TextSource(StepSource):
         if self._opened is not None:
             position = self._opened.lanes.state(self._opened.round_of(step))
             if self._packed > 1:
-                starts = np.zeros(self.share.world_size, np.int64)
-                starts[self.share.rank] = self._opened.cut.position(step)
-                position[_STARTS] = self._sum_over_ranks(starts).tolist()
+                position[_STARTS] = self._of_all_ranks(self._opened.cut.position(step))
+            if isinstance(self._growth, TokenGrowth):
+                position[_TOKENS] = self._of_all_ranks(self._opened.cut.tokens(step))
         return {**super().state_dict(back), "lanes": position}
+
+    def _of_all_ranks(self, number: int) -> list[int]:
+        """Return the number that each rank gives; a collective."""
+        numbers = np.zeros(self.share.world_size, np.int64)
+        numbers[self.share.rank] = number
+        found: list[int] = self._sum_over_ranks(numbers).tolist()
+        return found
+
+    def _own_of(self, position: dict[str, Any], name: str) -> int:
+        """Return this rank's number in a saved position.
+
+        Raises ValueError, TypeError or LookupError if there is none.
+        """
+        number = position[name][self.share.rank]
+        if type(number) is not int or number < 0:
+            raise ValueError(name)
+        return number
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `StepSource.load_state_dict`."""
@@ -281,10 +309,10 @@ class TextSource(StepSource):
             return
         try:
             if self._packed > 1:
-                start = position[_STARTS][self.share.rank]
-                if type(start) is not int or start < 0:
-                    raise ValueError(_STARTS)
-                self._opened.cut.go_to(step, start)
+                start = self._own_of(position, _STARTS)
+                is_counted = isinstance(self._growth, TokenGrowth)
+                tokens = self._own_of(position, _TOKENS) if is_counted else 0
+                self._opened.cut.go_to(step, start, tokens)
             self._opened.lanes.go_to(self._opened.round_of(step), position)
         except (ValueError, TypeError, LookupError):
             reason = "the saved position is damaged"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.config.batch_growth import BatchGrowth
+from mlbert.config.batch_growth import Growth
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.batches import StaticShape
 from mlbert.data.formats.streams import Stream, streams_of
@@ -73,7 +73,7 @@ def make_source(
     data: DataConfig,
     text: TextConfig,
     corpus: CorpusConfig,
-    growth: BatchGrowth,
+    growth: Growth,
     max_steps: int,
     **ranks: Any,
 ) -> TextSource:

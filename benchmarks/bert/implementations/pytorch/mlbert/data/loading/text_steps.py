@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from mlbert.config.batch_growth import BatchGrowth
+from mlbert.config.batch_growth import BatchGrowth, Growth, TokenGrowth
 from mlbert.data.loading.text_lanes import KnownPositions, Lanes, Pieces
 
 _KEPT_ROUNDS = 4
@@ -40,8 +40,11 @@ class Cut(Protocol):
     def position(self, step: int) -> int:
         """Return the number of the first sequence of a step."""
 
-    def go_to(self, step: int, position: int) -> None:
-        """Continue with a step whose first sequence has this number."""
+    def tokens(self, step: int) -> int:
+        """Return the tokens of this rank before a step; 0 if no size depends on them."""
+
+    def go_to(self, step: int, position: int, tokens: int) -> None:
+        """Continue with a step whose first sequence has this number, after so many tokens."""
 
 
 class RankStream:
@@ -123,8 +126,19 @@ class BySequences:
         """See `Cut.position`."""
         return self._growth.before(step)
 
-    def go_to(self, step: int, position: int) -> None:
+    def tokens(self, step: int) -> int:
+        """See `Cut.tokens`."""
+        return 0
+
+    def go_to(self, step: int, position: int, tokens: int) -> None:
         """See `Cut.go_to`: the position follows from the step."""
+
+
+class _Before(NamedTuple):
+    """What a rank has read before a step: sequences and their tokens."""
+
+    sequences: int
+    tokens: int
 
 
 class ByTokens:
@@ -136,7 +150,10 @@ class ByTokens:
 
     Args:
         stream: the rank's sequences, none longer than ``row_tokens``.
-        growth: rows of each step, of this rank.
+        growth: rows of each step, of this rank. If it grows with the tokens of all ranks, each rank
+            counts its own: then it needs no message, and a rank whose rows are fuller has one row
+            more a little earlier.
+        world_size: ranks.
         micro_batch: most rows of a micro-batch.
         row_tokens: tokens of a row.
         row_sequences: sequences of a row on average, at most.
@@ -145,58 +162,77 @@ class ByTokens:
     def __init__(
         self,
         stream: RankStream,
-        growth: BatchGrowth,
+        growth: Growth,
         *,
+        world_size: int,
         micro_batch: int,
         row_tokens: int,
         row_sequences: int,
     ) -> None:
         self._stream = stream
         self._growth = growth
+        self._world_size = world_size
         self._micro_batch = micro_batch
         self._row_tokens = row_tokens
         self._row_sequences = row_sequences
-        self._known = KnownPositions(0, _KEPT_STEPS)  # the number of a step's first sequence
+        self._known = KnownPositions(_Before(0, 0), _KEPT_STEPS)
         self._lock = threading.Lock()  # batches are made in another thread
 
     def bounds(self, step: int) -> list[Bounds]:
         """See `Cut.bounds`."""
         with self._lock:
-            return self._bounds(step, self._before(step))
+            found, _ = self._cut(step, self._before(step))
+            return found
 
     def position(self, step: int) -> int:
         """See `Cut.position`."""
         with self._lock:
-            return self._before(step)
+            return self._before(step).sequences
 
-    def go_to(self, step: int, position: int) -> None:
+    def tokens(self, step: int) -> int:
+        """See `Cut.tokens`."""
+        with self._lock:
+            return self._before(step).tokens
+
+    def go_to(self, step: int, position: int, tokens: int) -> None:
         """See `Cut.go_to`."""
         with self._lock:
-            self._known.restart(step, position)
+            self._known.restart(step, _Before(position, tokens))
 
-    def _before(self, step: int) -> int:
-        """Return the first sequence of a step, from the latest known step before it."""
-        known, position = self._known.latest(step)
+    def _before(self, step: int) -> _Before:
+        """Return what was read before a step, from the latest known step before it."""
+        known, before = self._known.latest(step)
         for number in range(known, step):
-            position = self._bounds(number, position)[-1].end
-        return position
+            _, before = self._cut(number, before)
+        return before
 
-    def _bounds(self, step: int, position: int) -> list[Bounds]:
+    def _rows(self, step: int, before: _Before) -> int:
+        """Return the rows of a step."""
+        if isinstance(self._growth, TokenGrowth):
+            return self._growth.size(before.tokens * self._world_size)
+        return self._growth.size(step)
+
+    def _cut(self, step: int, before: _Before) -> tuple[list[Bounds], _Before]:
+        """Return the sequences of each micro-batch of a step, and what was read after it."""
         found = []
-        rows_left = self._growth.size(step)
-        first = position
+        rows_left = self._rows(step, before)
+        first = before.sequences
+        tokens = before.tokens
         while rows_left:
             rows = min(rows_left, self._micro_batch)
-            end = self._filled(first, rows * self._row_tokens, rows * self._row_sequences)
+            most_tokens = rows * self._row_tokens
+            end, left = self._filled(first, most_tokens, rows * self._row_sequences)
             found.append(Bounds(first, end))
             first = end
+            tokens += most_tokens - left
             rows_left -= rows
-        self._known.remember(step + 1, first)
-        return found
+        after = _Before(first, tokens)
+        self._known.remember(step + 1, after)
+        return found, after
 
-    def _filled(self, first: int, tokens: int, most: int) -> int:
+    def _filled(self, first: int, tokens: int, most: int) -> tuple[int, int]:
         """Return the end of the sequences from ``first`` on that fit these tokens and this
-        number.
+        number, and the tokens that are left.
         """
         end = first
         while end - first < most:
@@ -208,4 +244,4 @@ class ByTokens:
             end += stop - place
             if stop < self._stream.round_length:
                 break
-        return end
+        return end, tokens

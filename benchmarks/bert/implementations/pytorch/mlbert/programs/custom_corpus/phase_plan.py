@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from mlbert.config import presets
-from mlbert.config.batch_growth import BatchGrowth
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.presets import Preset
 from mlbert.config.resolution import Resolved
@@ -89,13 +88,9 @@ class PhasePlan:
         return max(1, math.ceil(tokens / self.step_tokens))
 
     @property
-    def growth(self) -> BatchGrowth:
-        """How the batch grows, each size for equally many steps."""
-        if self.growth_tokens == 0 or self.first_rows == self.rows:
-            return BatchGrowth.constant(self.rows)
-        mean = (self.first_rows + self.rows - 1) / 2
-        steps = max(1, math.ceil(self.growth_tokens / (mean * self.length)))
-        return BatchGrowth(self.first_rows, self.rows, steps)
+    def has_growth(self) -> bool:
+        """True if the batch grows."""
+        return self.growth_tokens > 0 and self.first_rows < self.rows
 
 
 @dataclass(frozen=True)
@@ -259,7 +254,6 @@ def resolve_phase(
     steps = plan.steps(tokens)
     check_ranks(plan, ranks)
     rows = plan.rows // ranks
-    growth = plan.growth
     is_first_call = not resume
     values: dict[str, Any] = {
         "precision": "auto",
@@ -295,9 +289,9 @@ def resolve_phase(
     }
     if plan.phase == DECAY:
         values |= {"schedule": "wsd_sqrt", "lr_decay_steps": steps, "end_lr": 0.0}
-    if not growth.is_constant:
-        values["batchsize_warmup_start"] = max(1, growth.first // ranks)
-        values["batchsize_warmup_steps"] = growth.steps
+    if plan.has_growth:
+        values["batchsize_warmup_start"] = max(1, plan.first_rows // ranks)
+        values["batchsize_warmup_steps"] = plan.steps(plan.growth_tokens)
     return resolve_on_text(folder, {**values, **data}, resume)
 
 

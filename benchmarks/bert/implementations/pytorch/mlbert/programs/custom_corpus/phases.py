@@ -220,9 +220,8 @@ class PhaseRun(CorpusRun):
         if plan.phase == DECAY:
             rate += ", to 0 by 1 - sqrt"
         batch = f"{plan.rows:,} rows of {plan.length:,} tokens a step"
-        growth = plan.growth
-        if not growth.is_constant:
-            batch += f", from {growth.first:,} over {plan.growth_tokens:,} tokens"
+        if plan.has_growth:
+            batch += f", from {plan.first_rows:,} over {plan.growth_tokens:,} tokens"
         lines = [f"{plan.phase} of {plan.preset}: {tokens:,} tokens; {batch}; {rate}"]
         if plan.parent is not None:
             state = "with" if plan.with_optimizer else "without"
