@@ -138,6 +138,7 @@ def test_from_one_gpu_to_a_cluster(home: Path, wheel_site: Path, tree_root: Path
     make = "mlbert prepare tokenizer texts/ --size 512 --out cluster/tokenizer"
     type_line(home, wheel_site, make.split())
     (home / "cluster/texts").symlink_to(home / "texts")
+    (home / "cluster/bin").symlink_to(home / "bin")
     shares = [words for words in lines if "--task" in words]
     (merge,) = (words for words in lines if "--merge" in words)
     others = [words for words in lines if words not in [*shares, merge]]

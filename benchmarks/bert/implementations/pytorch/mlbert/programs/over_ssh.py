@@ -41,6 +41,7 @@ CARRIED_PREFIXES = ("CUDA_", "GLOO_", "HF_", "NCCL_", "OMP_", "TORCH_")
 _BROKEN = 255  # ssh's own status
 _PATIENCE = END_SECONDS + 15.0  # seconds, until a host counts as lost that should have ended
 _LATE_SECONDS = 5.0  # for output after the end, by what a program left behind
+_ONE_LINE = threading.Lock()  # held while a line is printed
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -126,7 +127,7 @@ class _Host:
             if text == STARTED:
                 self.is_reached = True
                 continue
-            with contextlib.suppress(OSError):  # nobody reads
+            with _ONE_LINE, contextlib.suppress(OSError):  # nobody reads
                 to.write(f"{self.name}: {text}\n")
                 to.flush()
 
