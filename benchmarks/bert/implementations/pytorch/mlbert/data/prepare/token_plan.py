@@ -24,7 +24,7 @@ from mlbert.data.prepare.token_chunks import (
     Encoded,
     encode_documents,
 )
-from mlbert.data.prepare.token_set import TokenRequest, try_baselines, try_shard
+from mlbert.data.prepare.token_set import BASELINE_TOKENS, TokenRequest, try_shard
 from mlbert.host.errors import UserError
 
 PIECES_A_WORKER = 8  # of `TOGETHER` bytes in the sample
@@ -33,6 +33,9 @@ SLICES = 8  # of a large file
 LEAST_SLICE = 1 << 16  # bytes
 _SLICED = (*PLAIN_SUFFIXES, ".jsonl")  # files whose lines can be read from anywhere
 _ROW_BYTES = 44  # of a sample in a shard, besides its ids: offsets, sizes, id, len
+# Of a token of a chunk in `Neighbors`: its id, its pair, and two copies of the pairs to sort them,
+# each int64.
+_COUNTED_BYTES = 32
 _LAST_SECONDS = 6.0  # for the held-out text, the baselines and the tokenizer
 _MAXRSS_UNIT = 1024  # bytes
 
@@ -86,8 +89,6 @@ def plan_tokens(request: TokenRequest, executor: Executor) -> SetPlan:
         pieces = try_shard(request, chunks, chunks.name(0, 0))
         writing_seconds = time.monotonic() - started
         for_writing = _peak_memory(resource.RUSAGE_SELF) - memory
-        try_baselines(request, chunks, chunks.name(0, 0))
-        for_baselines = _peak_memory(resource.RUSAGE_SELF) - at_start
     # A chunk of the preparation is larger than that of the sample, unless there is no more text.
     larger = min(
         CHUNK_CHARACTERS / max(1, sum(one.counts.characters for one in part)),
@@ -106,6 +107,8 @@ def plan_tokens(request: TokenRequest, executor: Executor) -> SetPlan:
     used = min(workers, max(1, request.num_bytes // TOGETHER))
     for_reading = larger * (memory - at_start)
     of_processes = used * (of_worker + larger * for_writing) if workers > 1 else 0.0
+    # After the processes have ended.
+    for_baselines = _COUNTED_BYTES * min(larger * tokens_of_part, BASELINE_TOKENS)
     return SetPlan(
         tried_bytes=tried,
         rate=rate,
@@ -115,7 +118,7 @@ def plan_tokens(request: TokenRequest, executor: Executor) -> SetPlan:
         seconds=seconds,
         disk=output,
         peak_disk=output + stored,
-        memory=at_start + max(for_reading + of_processes, larger * for_baselines),
+        memory=at_start + for_reading + max(of_processes, for_baselines),
         is_compressed=any(source.is_compressed for source in request.files),
     )
 

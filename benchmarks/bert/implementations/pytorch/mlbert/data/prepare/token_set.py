@@ -77,7 +77,7 @@ GROUP_BYTES = 1 << 30  # of files that one task reads
 LEAST_HELD_OUT = 2000  # tokens
 _SHARD_BYTES = 1 << 30  # more than a chunk has: a shard for each
 _COMPARED = 1 << 18  # tokens compared with the held-out text at a time
-_BASELINE_TOKENS = 8_000_000  # of the first documents, in which the baselines are counted
+BASELINE_TOKENS = 8_000_000  # of the first documents, in which the baselines are counted
 _UNSAFE = re.compile(r"[^\w.-]+")  # in the name of a folder
 _TRIED_RUNS = 100_000  # of held-out tokens, in a plan
 # Files in the work folder.
@@ -543,7 +543,7 @@ def _neighbors(request: TokenRequest, places: Sequence[_Place], chunks: ChunkSto
     """Count pairs of tokens in the first documents."""
     tokenizer = request.tokenizer
     neighbors = Neighbors(tokenizer.vocab_size, MOST_PAIRS, never_guessed=tokenizer.special_ids)
-    left = _BASELINE_TOKENS
+    left = BASELINE_TOKENS
     for place in places:
         ids = chunks.tokens(place.name)[:left]
         if not len(ids):
@@ -566,10 +566,3 @@ def try_shard(request: TokenRequest, chunks: ChunkStore, name: str) -> int:
     choice = _Choice(chunks.folder, [], [])
     result = _ShardWriter(chunks, request.tokenizer, request.length, choice).write(place)
     return int(result["pieces"])
-
-
-def try_baselines(request: TokenRequest, chunks: ChunkStore, name: str) -> None:
-    """Count pairs in one chunk as for the facts of a finished set, for a plan."""
-    stored = chunks.documents(name)
-    tokens = int(stored["tokens"].sum())
-    _neighbors(request, [_Place(name, "", TRAIN, 0, 0, len(stored), tokens)], chunks)
