@@ -2,7 +2,11 @@
 
 import csv
 import json
+import os
 import random
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +14,13 @@ import pytest
 
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
-from mlbert.data.prepare import kept_documents, token_chunks, token_plan, token_set
+from mlbert.data.prepare import (
+    kept_documents,
+    python_text,
+    token_chunks,
+    token_plan,
+    token_set,
+)
 from mlbert.data.prepare.corpus_files import find_sources
 from mlbert.data.prepare.custom_corpus import read_facts
 from mlbert.data.prepare.executor import Executor
@@ -185,6 +195,80 @@ def test_a_sample_plans_disk_and_tokens_within_a_fifth(
     files = [file for file in (tmp_path / "out").rglob("*") if file.is_file()]
     assert plan.disk == pytest.approx(sum(file.stat().st_size for file in files), rel=0.2)
     assert plan.memory > 10_000_000
+
+
+GERMAN = (
+    "der Garten die Lehrerin und nach Hause zwischen Kindern abends gehen zurück durch Straßen "
+    "nicht weiter über Brücken mit vielen schönen Geschichten von früher wurde erzählt während"
+)
+FRENCH = (
+    "le jardin la maîtresse et vers maison entre enfants soir rentrent encore par rues jamais "
+    "plus sur ponts avec beaucoup de belles histoires du passé était racontée pendant qu'ils"
+)
+
+
+def test_the_languages_of_the_documents(
+    tmp_path: Path, run_mlbert: RunMlbert, monkeypatch: pytest.MonkeyPatch, assert_fails
+) -> None:
+    """Every tenth of three quarters German and a quarter French. No byte of the set depends on
+    it.
+    """
+    pytest.importorskip("py3langid", reason="needs the extra languages")
+    draw = random.Random(1)
+    rows = []
+    for number in range(1200):
+        words = FRENCH if number % 4 == 0 else GERMAN
+        rows.append(" ".join(draw.choices(words.split(), k=30)))
+    write_rows(tmp_path / "text/a.jsonl", rows)
+    command = ["prepare", "tokens", tmp_path / "text", "--tokenizer", "bert-base-uncased"]
+    command += ["--workers", 1]
+    status, output, errors = run_mlbert(*command, "--out", tmp_path / "named", "--languages")
+    assert status == 0, output + errors
+    found = re.search(r"languages of the documents: (\d+)% de, (\d+)% fr$", output, re.MULTILINE)
+    assert found is not None, output
+    assert int(found[1]) == pytest.approx(75, abs=12)
+    assert f"{found[1]}% de, {found[2]}% fr" in (tmp_path / "named/report.html").read_text()
+    assert run_mlbert(*command, "--out", tmp_path / "plain")[0] == 0
+    assert "languages" not in (tmp_path / "plain/report.html").read_text()
+    assert shards(tmp_path / "named") == shards(tmp_path / "plain")
+    monkeypatch.setitem(sys.modules, "py3langid.langid", None)
+    again = [*command, "--out", tmp_path / "other", "--languages"]
+    assert_fails(again, "package.missing", "--languages")
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    paths = [*folder.glob("train/*"), *folder.glob("val/*")]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+@pytest.mark.slow
+def test_memory_of_one_process_is_planned_within_a_fifth(tmp_path: Path) -> None:
+    """For a full chunk of English sentences."""
+    draw = random.Random(1)
+    sentences = [sentence for document in python_text.documents() for sentence in document]
+    rows = []
+    while sum(map(len, rows)) < 1.2 * token_chunks.CHUNK_CHARACTERS:
+        rows += [" ".join(draw.choices(sentences, k=30)) for _ in range(200)]
+    write_rows(tmp_path / "text/a.jsonl", rows)
+    words = ["prepare", "tokens", tmp_path / "text", "--tokenizer", "bert-base-uncased"]
+    words += ["--out", tmp_path / "out", "--workers", "1"]
+    said, _ = peak_of(*words, "--dry-run")
+    planned = re.search(r"([\d.]+) GB of memory", said)
+    assert planned is not None, said
+    _, peak = peak_of(*words)
+    assert float(planned[1]) == pytest.approx(peak / 1e9, rel=0.2)
+
+
+def peak_of(*words: object) -> tuple[str, int]:
+    """Run ``mlbert``; return what it printed, and its peak memory in bytes."""
+    command = [sys.executable, "-m", "mlbert", *map(str, words)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, output
+    return output, 1024 * usage.ru_maxrss
 
 
 def test_first_of_each_in_any_number_of_ranges(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from mlbert.data.prepare.corpus_files import (
     format_counts,
 )
 from mlbert.data.prepare.executor import Executor
+from mlbert.data.prepare.languages import check_languages, language_words
 from mlbert.data.prepare.readable_sources import readable_sources
 from mlbert.data.prepare.text_measures import script_words
 from mlbert.data.prepare.token_plan import SetPlan, plan_tokens
@@ -43,6 +44,7 @@ from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
 
 LEAST_LENGTH = 16  # tokens
 REPORT = "report.html"
+_LANGUAGES = "languages"  # a column of the page
 _REPORT_PAGES = "mlaudit.report.page"
 _PROCESS_BYTES = 4 << 20  # of text that are worth starting a process
 _SMALL_VOCABULARY = 0.005  # unknown share of the tokens from which the page warns
@@ -80,6 +82,13 @@ def tokens_command(
     column: Column = None,
     encoding: Encoding = None,
     skip_bad: SkipBad = False,
+    languages: Annotated[
+        bool,
+        typer.Option(
+            "--languages",
+            help="Count the languages of the documents, from every tenth (extra languages).",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Only try a sample, and print time, disk and memory."),
@@ -93,6 +102,8 @@ def tokens_command(
       mlbert prepare tokens texts/ --tokenizer tokenizer/ --out data --dry-run
     """
     check_encoding(encoding)
+    if languages:
+        check_languages()
     others: Counter[str] = Counter()
     sources = find_sources(texts, out, others, column)
     loaded = load_tokenizer(tokenizer)
@@ -107,6 +118,7 @@ def tokens_command(
         eval_rate=EVAL_MASK_RATE,
         proportions=_proportions(texts, proportions),
         held_out=readable_sources(evaluated, encoding, skip_bad, executor.progress),
+        names_languages=languages,
     )
     _check_sources(request)
     say(f"files: {counted(len(readable), 'file')}, {request.num_bytes / 1e6:,.1f} MB")
@@ -194,6 +206,9 @@ def _print(prepared: PreparedTokens, out: Path) -> None:
             f"{counts.bytes_per_token:.2f}",
         )
     console.print(table)
+    for name, source in prepared.sources.items():
+        if source.counts.languages:
+            say(f"{name}: languages of the documents: {language_words(source.counts.languages)}")
     for line in _warnings(prepared):
         say(f"warning: {line}")
     say(
@@ -244,6 +259,7 @@ def _page(prepared: PreparedTokens, request: TokenRequest, out: Path) -> str:
     header = [
         "source",
         "letters",
+        *([_LANGUAGES] if request.names_languages else []),
         "documents",
         "dropped",
         "short documents",
@@ -254,7 +270,10 @@ def _page(prepared: PreparedTokens, request: TokenRequest, out: Path) -> str:
         "unknown",
         "bytes per token",
     ]
-    rows = [_page_row(name, source) for name, source in prepared.sources.items()]
+    rows = [
+        _page_row(name, source, request.names_languages)
+        for name, source in prepared.sources.items()
+    ]
     values = {
         "tokenizer": f"{request.tokenizer.name}, {request.tokenizer.vocab_size:,} entries",
         "most tokens of a sample": request.length,
@@ -279,11 +298,12 @@ def _page(prepared: PreparedTokens, request: TokenRequest, out: Path) -> str:
     return page
 
 
-def _page_row(name: str, source: SourceSummary) -> list[str]:
+def _page_row(name: str, source: SourceSummary, names_languages: bool) -> list[str]:
     counts = source.counts
     return [
         name,
         script_words(counts.scripts),
+        *([language_words(counts.languages)] if names_languages else []),
         f"{counts.documents:,}",
         f"{source.dropped_share:.1%}",
         f"{counts.short_share:.1%}",

@@ -29,6 +29,7 @@ from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.data.prepare.corpus_files import CorpusSource
 from mlbert.data.prepare.custom_corpus import new_held_out
 from mlbert.data.prepare.held_out import HeldOut
+from mlbert.data.prepare.languages import is_named, language_of
 from mlbert.data.prepare.readable_sources import read_texts, together
 from mlbert.data.prepare.text_measures import letters_of, markup_of, scripts_of
 from mlbert.host.files import read_plain, whole_file, write_atomically
@@ -50,6 +51,7 @@ class TextCounts:
             document.
         sampled, markup: characters searched for markup, and those of it.
         scripts: letters of the same characters by script.
+        languages: documents by language, of those whose language was named.
     """
 
     documents: int = 0
@@ -63,6 +65,7 @@ class TextCounts:
     sampled: int = 0
     markup: int = 0
     scripts: Counter[str] = field(default_factory=Counter)
+    languages: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: TextCounts) -> None:
         """Add the counts of other documents."""
@@ -96,12 +99,17 @@ class TextCounts:
 
     def as_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
-        return {**vars(self), "scripts": dict(self.scripts)}
+        return {
+            **vars(self),
+            "scripts": dict(self.scripts),
+            "languages": dict(self.languages),
+        }
 
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> TextCounts:
         """Return the counts of `as_json`."""
-        return cls(**(values | {"scripts": Counter(values["scripts"])}))
+        counters = {name: Counter(values.get(name)) for name in ("scripts", "languages")}
+        return cls(**(values | counters))
 
 
 @dataclass(frozen=True)
@@ -113,8 +121,14 @@ class Encoded:
     counts: TextCounts
 
 
-def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> Encoded:
-    """Tokenize and count documents."""
+def encode_documents(tokenizer: Tokenizer, names_languages: bool, texts: Sequence[str]) -> Encoded:
+    """Tokenize and count documents.
+
+    Args:
+        tokenizer: of the ids.
+        names_languages: name the language of some, see `mlbert.data.prepare.languages`.
+        texts: the documents.
+    """
     ids, offsets = tokenizer.encode_all(texts)
     documents = np.empty(len(texts), DOCUMENT)
     documents["tokens"] = np.diff(offsets)
@@ -123,7 +137,8 @@ def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> Encoded:
         counts.unknown = int(np.count_nonzero(ids == tokenizer.unknown_id))
     characters: Counter[str] = Counter()
     for number, text in enumerate(texts):
-        documents["digest"][number] = xxhash.xxh3_64_intdigest(letters_of(text))
+        digest = xxhash.xxh3_64_intdigest(letters_of(text))
+        documents["digest"][number] = digest
         lines = [line for line in text.split("\n") if line]
         sample = text[:SAMPLED]
         counts.characters += len(text)
@@ -134,6 +149,8 @@ def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> Encoded:
         counts.sampled += len(sample)
         counts.markup += markup_of(sample)
         characters.update(sample)
+        if names_languages and is_named(digest):
+            counts.languages[language_of(sample)] += 1
     counts.scripts = scripts_of(characters)
     return Encoded(ids, documents, counts)
 

@@ -139,7 +139,8 @@ def _try_reading(
     times: list[float] = []
     waiting = []  # as the texts of a chunk, which count for the memory
     started = time.monotonic()
-    with executor.pool(partial(encode_documents, request.tokenizer), "the text") as encode:
+    encode_one = partial(encode_documents, request.tokenizer, request.names_languages)
+    with executor.pool(encode_one, "the text") as encode:
         read = read_texts(sources, piece_size(request.files), False)
         texts = together((text for _, text in read), TOGETHER)
         for some, encoded in encode(texts):

@@ -97,6 +97,7 @@ class TokenRequest:
         eval_rate: probability of masking a held-out token, as in the evaluations of training.
         proportions: of the tokens that each source gives to training, by name; empty to take all.
         held_out: text to hold out; without any, a part of ``sources``.
+        names_languages: count the languages of the documents.
     """
 
     sources: Mapping[str, Sequence[CorpusSource]]
@@ -105,6 +106,7 @@ class TokenRequest:
     eval_rate: float
     proportions: Mapping[str, float] = field(default_factory=dict)
     held_out: Sequence[CorpusSource] = ()
+    names_languages: bool = False
 
     @property
     def files(self) -> list[CorpusSource]:
@@ -152,6 +154,7 @@ class TokenRequest:
             "reading": [[file.column, file.encoding] for file in self.files],
             "sources": [[name, len(files)] for name, files in self.sources.items()],
             INPUTS: [file.identity[:3] for file in self.files],
+            **({"languages": True} if self.names_languages else {}),
         }
 
 
@@ -251,7 +254,7 @@ def _read_groups(
     executor: Executor,
 ) -> list[int]:
     """Run the first pass; return the number of chunks of each group."""
-    encode_one = partial(encode_documents, request.tokenizer)
+    encode_one = partial(encode_documents, request.tokenizer, request.names_languages)
     with (
         executor.progress.task("tokenizing", request.num_bytes, "bytes") as advance,
         executor.pool(encode_one, "the text") as encode,
