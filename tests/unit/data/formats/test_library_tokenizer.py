@@ -152,6 +152,12 @@ def test_masked_words_are_one_token(folders, kind):
         assert ours.show(whole[place]) == word
 
 
+def test_an_entry_of_space_only_is_shown_in_quotes(folders):
+    ours = load_tokenizer(folders["modernbert"])
+    number = ours.entries.index("Ċ")  # how byte pairs write a line break
+    assert ours.show(number) == r"'\n'"
+
+
 def test_random_tokens_are_not_special(folders):
     ours = load_tokenizer(folders["modernbert"])
     masking = Masking.of(ours, seed=1)

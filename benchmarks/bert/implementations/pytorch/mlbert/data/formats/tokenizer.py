@@ -299,11 +299,17 @@ class Tokenizer:
         return " ".join(self.entries[number] for number in ids).replace(" ##", "")
 
     def show(self, number: int) -> str:
-        """Return an entry as people read it: without the marks of spaces and bytes."""
+        """Return an entry as people read it, without the marks of spaces and bytes.
+
+        An entry of space only is in quotes, such as ``'\\n'``.
+        """
         entry = self.entries[number]
         if self.library is None or number in self.special_ids:
             return entry
-        text = self.library.decode([number]).strip()
+        text = self.library.decode([number])
+        if text.isspace():
+            return repr(text)
+        text = text.strip()
         return text if text and _NO_TEXT not in text else entry
 
     @cached_property

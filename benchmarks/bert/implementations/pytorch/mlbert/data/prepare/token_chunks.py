@@ -108,8 +108,9 @@ class TextCounts:
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> TextCounts:
         """Return the counts of `as_json`."""
-        counters = {name: Counter(values.get(name)) for name in ("scripts", "languages")}
-        return cls(**(values | counters))
+        scripts = Counter(values["scripts"])
+        languages = Counter(values.get("languages", {}))
+        return cls(**(values | {"scripts": scripts, "languages": languages}))
 
 
 @dataclass(frozen=True)
