@@ -1,11 +1,13 @@
 """Commands that may take long say how far they are in a log file too, and when they will end."""
 
+import random
 import re
 
 import pytest
 
 from mlbert.host import console
 from mlbert.runs import monitor
+from programs import write_files
 from simple_logs import write_log
 from stored_sets import make_rows, random_lengths, write_set
 from training_settings import train, train_arguments
@@ -13,6 +15,9 @@ from training_settings import train, train_arguments
 TRAINED = "{made}/trained/run_0"
 CONVERTING = rf"converting {TRAINED}/weights, \d+ s so far"
 LINES = {
+    "prepare text --input {made}/texts --out {new} --workers 1 --vocab-size 300": (
+        r"(reading the text|training the vocabulary|making the training samples), \d+ s so far"
+    ),
     "prepare verify {made}/set --workers 1": r"verifying: \d+ % of [\d.]+ .?B",
     "prepare shuffle --input {made}/set --out {new} --workers 1": r"[a-z ]+: \d+ % of \d",
     f"convert torch-to-hf {TRAINED}/weights {{new}}": CONVERTING,
@@ -30,10 +35,17 @@ LINES = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Return a folder with a stored set, a log, and a run with its weights."""
+    """Return a folder with a stored set, a log, text, and a run with its weights."""
     folder = tmp_path_factory.mktemp("made")
     write_set(folder / "set", make_rows(random_lengths(2000)))
     write_log(folder / "result_0.txt", logged={"recipe": "packed_lamb"})
+    draw = random.Random(1)
+    words = ["river", "house", "engine", "letter", "garden", "builds", "finds", "slowly", "twice"]
+    documents = (
+        "".join(f"{' '.join(draw.choices(words, k=9))} {draw.random()}.\n" for _ in range(5))
+        for _ in range(400)
+    )
+    write_files(folder, {"texts/text.txt": "\n".join(documents)})
     train(folder, "trained")
     return folder
 
