@@ -117,7 +117,7 @@ def go_on_with_more_text(text: Path, out: Path, tmp_path: Path, run: Run) -> Non
     more = [text, tmp_path / "new.txt"]
     status, output = run(*more, "--out", out, "--size", "tiny", "--minutes", "0.05")
     assert status == 2
-    assert f"1 added (new.txt). To go on from its weights, give --from {out}/model" in output
+    assert f"1 added (new.txt). To continue from its weights, give --from {out}/model" in output
     AutoModelForMaskedLM.from_pretrained(out / "model").save_pretrained(tmp_path / "again")
     AutoTokenizer.from_pretrained(out / "model").save_pretrained(tmp_path / "again")
     status, output = run(

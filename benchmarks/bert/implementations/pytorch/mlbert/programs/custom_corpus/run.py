@@ -461,7 +461,7 @@ class CorpusRun:
             if name == "sources":
                 what = f"other text: {_changes(before[name], now[name])}"
                 weights = self._folder.model if self._folder.model.is_dir() else self._folder.run
-                remedy = f"To go on from its weights, give --from {weights} and another --out"
+                remedy = f"To continue from its weights, give --from {weights} and another --out"
             raise UserError(
                 "run.other-settings", self._folder.path, f"contains a run with {what}", remedy
             )
