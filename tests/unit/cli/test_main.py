@@ -173,6 +173,7 @@ def test_train_help_has_the_groups_of_the_settings_page(run_mlbert):
         (["convert", "hf-to-torch"], "SOURCE: is missing. See mlbert convert hf-to-torch --help."),
         (["convert", "hf-to-torch", "a", "b", "c", "d"], "c d: is one argument too many."),
         (["prepare", "pack", "--input"], "--input: has no value. Write --input VALUE."),
+        (["pretrain", "a", "--dry-run=3"], "--dry-run: takes no value. Write --dry-run alone."),
         (
             ["pretrain", "a", "--dry-rnu"],
             "is an unknown option. Did you mean --dry-run?",

@@ -52,6 +52,7 @@ _REMEDIES = {
     errno.ELOOP: "Its links form a loop: name another place",
     errno.ENAMETOOLONG: "Name a shorter one",
 }
+_NO_VALUE = "does not take a value"  # what Typer says of --debug=1
 # How Typer begins its messages about a value that is not a choice, a command that does not exist,
 # and one word too many.
 _CHOICE = re.compile(r"('[^']*') is not one of")
@@ -416,7 +417,7 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
 
 def _usage_error(error: Any) -> UserError:
     """Return one of Typer's usage errors in the form and words of ours."""
-    context = error.ctx
+    context = getattr(error, "ctx", None)
     command = _program if context is None else context.command_path
     remedy = f"See {command} --help"
     message = error.message.rstrip(".")
@@ -433,6 +434,8 @@ def _usage_error(error: Any) -> UserError:
     if option is not None and "possibilities" in vars(error):
         names = error.possibilities or []
         return _unknown(option, "option", names, remedy)
+    if option is not None and _NO_VALUE in message:
+        return UserError("config.syntax", option, "takes no value", f"Write {option} alone")
     if option is not None:
         return UserError("config.syntax", option, "has no value", f"Write {option} VALUE")
     if (unknown := _NO_COMMAND.match(message)) is not None:
