@@ -39,7 +39,9 @@ def read_rows(path):
             rows = list(csv.DictReader(file))
         else:
             rows = [json.loads(line) for line in file if line.strip()]
-    columns = [name for name in COLUMNS if name in rows[0]]
+    columns = [name for name in COLUMNS if rows and name in rows[0]]
+    if columns[:2] != list(COLUMNS[:2]):
+        sys.exit(f"{path}: needs rows with the columns anchor and positive")
     return [{name: row[name] for name in columns} for row in rows]
 
 

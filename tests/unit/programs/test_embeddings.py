@@ -56,11 +56,12 @@ def test_pairs_and_triplets_train_embeddings(
             writer.writeheader()
             writer.writerows(rows)
     example = runpy.run_path(str(DOCS / "examples/train_embeddings.py"))
-    example["train"].__globals__ |= {"RATE": FAST, "BATCH": 8}  # nine different positives
+    example["train"].__globals__.update(RATE=FAST, BATCH=8)  # nine different positives
     out = tmp_path / "embeddings"
-    scores = example["main"](str(small_models / "model"), file, str(out), 10)
+    scores = example["main"](str(small_models / "model"), file, str(out), 40)
     assert scores["TF-IDF"] < 0.5
-    assert scores["after training"] > max(0.9, scores["before training"] + 0.3)
+    assert scores["before training"] < 0.2  # one of nine is right by chance
+    assert scores["after training"] > 0.7
 
     written = tmp_path / "written"
     words = ["--to", "sentence-transformers", "--out", written]
@@ -69,6 +70,15 @@ def test_pairs_and_triplets_train_embeddings(
     texts = [row["anchor"] for row in rows[:5]]
     vectors = [SentenceTransformer(str(folder)).encode(texts) for folder in (out, written)]
     np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("content", ["", "anchor,positive\n", "question,answer\na,b\n"])
+def test_a_file_without_pairs_is_one_line(tmp_path: Path, content: str) -> None:
+    example = runpy.run_path(str(DOCS / "examples/train_embeddings.py"))
+    file = tmp_path / "rows.csv"
+    file.write_text(content)
+    with pytest.raises(SystemExit, match=r"rows\.csv: needs rows with the columns anchor and"):
+        example["read_rows"](file)
 
 
 @pytest.mark.slow
