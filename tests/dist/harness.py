@@ -27,7 +27,8 @@ from programs import free_ports
 PRELOADED = [
     "torch.distributed",
     "mlbert.cli.train",
-    "mlbert.recipes.packed_lamb",
+    "mlbert.recipes.packed_lamb_build",
+    "mlbert.training.experiment",
     "matplotlib.figure",
 ]
 HERE = Path(__file__).resolve().parent

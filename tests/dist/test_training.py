@@ -3,25 +3,30 @@ with dropout.
 """
 
 import contextlib
+import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from harness import run_ranks, start_ranks
 from mlbert.cli.main import main
+from mlbert.config.bert_config import BertConfig
 from mlbert.distributed import world as world_module
 from mlbert.distributed.world import World
+from mlbert.models.bert import BertForPreTraining
+from mlbert.models.weights.huggingface import to_huggingface
+from mlbert.recipes.assembly import load_on_rank_0
 from mlbert.runs.progress import TrainState
 from mlbert.runs.step_folders import StepFolders
 from mlbert.training.checkpoint import CheckpointFolder, Snapshots
-from training_settings import read_metrics, train_arguments
+from training_settings import SHAPE, read_metrics, train_arguments
 
 # float32 sums in another order; twelve LAMB steps amplify the difference.
 TOLERANCE = 2e-4
@@ -166,14 +171,23 @@ def test_resume_on_another_number_of_ranks_is_refused_if_the_method_depends_on_i
     assert "error" not in outputs[1]
 
 
+def bytes_read() -> int:
+    """Return the bytes that this process has read from files, mapped ones left out."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def sha256_of(tensors: Mapping[str, torch.Tensor]) -> str:
+    content = b"".join(tensor.numpy().tobytes() for _, tensor in sorted(tensors.items()))
+    return hashlib.sha256(content).hexdigest()
+
+
 def load_checkpoint(world: World, folders: list[str]) -> dict[str, Any]:
     """Load the newest checkpoint of this rank's folder; return its step, the sum of its weights,
     and the bytes that this process read from files.
     """
-    # rchar, which leaves out mapped files.
-    before = int(Path("/proc/self/io").read_text().split()[1])
+    before = bytes_read()
     checkpoint, warnings = CheckpointFolder(Path(folders[world.rank]), 9, {}).load_newest(world)
-    read = int(Path("/proc/self/io").read_text().split()[1]) - before
+    read = bytes_read() - before
     if checkpoint is None:
         return {"step": None}
     weights = checkpoint.tensors["weights"]
@@ -203,6 +217,34 @@ def test_rank_0_reads_a_checkpoint_and_sends_it(tmp_path: Path) -> None:
     assert [(rank["step"], rank["warnings"]) for rank in ranks] == [(1, 1), (1, 0)]
     none = run_ranks(load_checkpoint, 2, tmp_path, folders=[str(tmp_path / "nowhere")] * 2)
     assert none == [{"step": None}] * 2
+
+
+def start_from(world: World, checkpoint: str) -> dict[str, Any]:
+    """Load rank 0's checkpoint; return whether this rank has a report of it, a checksum of the
+    weights, and the bytes that it read from files.
+    """
+    model = BertForPreTraining(BertConfig(**SHAPE))
+    model.initialize(seed=world.rank)
+    before = bytes_read()
+    own = checkpoint if world.rank == 0 else "nowhere.safetensors"
+    report = load_on_rank_0(model, own, world)
+    read = bytes_read() - before
+    parameters = {name: one.detach() for name, one in model.named_parameters()}
+    return {"report": report is not None, "sha256": sha256_of(parameters), "bytes": read}
+
+
+def test_rank_0_reads_the_starting_weights_and_sends_them(tmp_path: Path) -> None:
+    """The other machines need not have the file."""
+    model = BertForPreTraining(BertConfig(**SHAPE))
+    model.initialize(seed=9)
+    file = tmp_path / "model.safetensors"
+    save_file(to_huggingface(model), file)
+    ranks = run_ranks(start_from, 3, tmp_path, node_size=1, checkpoint=str(file))
+    expected = sha256_of({name: one.detach() for name, one in model.named_parameters()})
+    assert [rank["sha256"] for rank in ranks] == [expected] * 3
+    assert [rank["report"] for rank in ranks] == [True, False, False]
+    size = file.stat().st_size
+    assert max(rank["bytes"] for rank in ranks[1:]) < size / 2
 
 
 def wait_for_slow_disks(world: World, folder: str) -> list[int]:

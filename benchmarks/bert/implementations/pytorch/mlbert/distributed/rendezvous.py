@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import sys
 import threading
 import time
@@ -62,6 +63,10 @@ LOOK_SECONDS = (0.02, 2.0)
 # How rank 0's work ended, in the store: it returned or made a mistake, or rank 0 is lost.
 _DONE = "done"
 _LOST = "lost"
+# How a roll call ends if two processes have one rank, and the key of the error.
+_DUPLICATE = "duplicate"
+# With the number of the process, which another machine's may have, too, its name.
+_PROCESS = secrets.token_hex(8)
 # The key in the store of an address of a machine from which a rank reached rank 0.
 _OUTSIDE = "mlbert/outside"
 
@@ -95,6 +100,7 @@ class Rendezvous:
         self._place = place
         self._store: dist.Store | None = None
         self._head = HeadAddress(place.master_addr, place.master_port)
+        self._has_claimed = False  # its rank, which no other process has then
         self._own_address = ""  # of this machine, on the connection to rank 0's
         self._address = f"{place.master_addr}:{place.master_port}"
         self._stderr: TextIO | None = None  # while `hold_back` redirects the process's own
@@ -295,6 +301,26 @@ class Rendezvous:
                 self._store.compare_set(_OUTSIDE, "", self._own_address)
         return self._store
 
+    def text_of_rank_0(self, name: str, text: str) -> str:
+        """Return rank 0's text on every rank. Within the work of `run_all`, where rank 0 calls it
+        first, each name for one use.
+
+        If rank 0 is lost, return this rank's own, since the roll call names rank 0.
+        """
+        place = self._place
+        if place.world_size == 1:
+            return text
+        store = self.store(self.join_seconds)
+        key = f"mlbert/rank_0/{name}"
+        if place.rank == 0:
+            store.set(key, text)
+            return text
+        try:
+            store.wait([key], timedelta(seconds=self.join_seconds))
+            return store.get(key).decode()
+        except dist.DistError:
+            return text
+
     def address(self) -> str | None:
         """Return this machine's address at which the other ranks reach it; None without a route to
         them. All ranks have joined.
@@ -363,6 +389,7 @@ class Rendezvous:
         with self._deadline(seconds + GRACE_SECONDS):
             try:
                 calls = dist.PrefixStore(f"mlbert/{name}", self.store(seconds))
+                self._claim_rank(calls)
                 is_defect = mistake is not None and mistake.code == _DEFECT
                 calls.set(str(place.rank), _serialized(mistake))
                 calls.add("mistakes", int(mistake is not None))
@@ -379,6 +406,8 @@ class Rendezvous:
                     errors = [mistake if mistake and is_cause else self._join_error(missing)]
                 elif end == b"mistakes" and place.rank == 0:
                     errors = self._mistakes(calls)
+                elif end == _DUPLICATE.encode() and place.rank == 0:
+                    errors = [_parsed(calls.get(_DUPLICATE).decode())]
                 elif end == b"defects" and is_first_defect:
                     raise _ReportsDefect
             except dist.DistError as error:
@@ -397,6 +426,30 @@ class Rendezvous:
             raise errors[-1]
         if end != b"all":
             leave_report(2 * HEAR_SECONDS, FAILED if end == b"defects" else WRONG_INPUT)
+
+    def _claim_rank(self, calls: dist.Store) -> None:
+        """Let rank 0 report it if another process has joined with this rank, and end this one.
+
+        Raises:
+            UserError: the same, after the roll call has ended.
+            SystemExit: rank 0 reports it.
+        """
+        if self._has_claimed:
+            return
+        place = self._place
+        own = f"{_PROCESS}-{os.getpid()} {place.host}"
+        first = self.store(GRACE_SECONDS).compare_set(_process_key(place.rank), "", own).decode()
+        self._has_claimed = first == own
+        if self._has_claimed:
+            return
+        _, _, host = first.partition(" ")
+        problem = f"is the rank of two processes, on {host} and on {place.host}"
+        remedy = "Give each process another rank, from 0 to their number less 1"
+        mistake = UserError("distributed.identity", f"rank {place.rank}", problem, remedy)
+        calls.set(_DUPLICATE, _serialized(mistake))
+        if calls.compare_set("end", "", _DUPLICATE).decode() != _DUPLICATE:
+            raise mistake
+        leave_report(2 * HEAR_SECONDS)
 
     def _wait(self, calls: dist.Store, seconds: float) -> tuple[bytes, str]:
         """Return how the roll call ended.
@@ -443,16 +496,18 @@ class Rendezvous:
         for rank, content in enumerate(packed):
             if not content:
                 continue
-            code, subject, problem, remedy, choices = json.loads(content)
+            error = _parsed(content)
             # Ranks that cannot connect to each other describe one failure, each from its own side.
-            kind = code if code == "distributed.join" else content
+            kind = error.code if error.code == "distributed.join" else content
             if kind in found:
                 continue
             if len(found) == MOST_ERRORS:
                 others.append(rank)
                 continue
             place = f"rank {rank} on {self._host(rank)}: " if rank else ""
-            found[kind] = UserError(code, place + subject, problem, remedy, choices)
+            found[kind] = UserError(
+                error.code, place + error.subject, error.problem, error.remedy, error.choices
+            )
         *errors, last = found.values()
         if others:
             words = f"{last.problem}. Ranks with yet other errors: {len(others)}"
@@ -520,6 +575,16 @@ def _end_now(end: UserError | SystemExit) -> NoReturn:
 
 def _host_key(rank: int) -> str:
     return f"mlbert/host_{rank}"
+
+
+def _process_key(rank: int) -> str:
+    return f"mlbert/process_{rank}"
+
+
+def _parsed(content: str) -> UserError:
+    """Return the error that `_serialized` wrote."""
+    code, subject, problem, remedy, choices = json.loads(content)
+    return UserError(code, subject, problem, remedy, choices)
 
 
 def _serialized(mistake: UserError | None) -> str:

@@ -200,8 +200,8 @@ class World(RankPlace):
         return int(tensor.item())
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """Copy rank 0's tensor, contiguous on the host, to all ranks, in place on each, and return
-        it.
+        """Copy rank 0's tensor, contiguous on the host or on the rank's device, to all ranks, in
+        place on each, and return it.
         """
         if self.world_size == 1:
             return tensor

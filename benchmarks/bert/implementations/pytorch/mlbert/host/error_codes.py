@@ -109,6 +109,7 @@ ERROR_CODES: Mapping[str, str] = {
     ),
     "distributed.join": "Not all ranks joined in time, or they cannot connect to each other.",
     "distributed.layout": "The nodes have unequal numbers of ranks, or ranks out of order.",
+    "distributed.settings": "The ranks have different settings, data or model shapes.",
     "machine.memory": "The machine has too little memory or too few mappings.",
     "machine.open-files": "The limit of open files is lower than this number of ranks needs.",
     "ops.unavailable": "The chosen implementation does not run here.",

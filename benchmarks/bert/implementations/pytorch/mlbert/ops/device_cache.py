@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.metadata
 import json
 import os
+import re
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +26,8 @@ from mlbert.host.json_files import add_checksum, parse_checksummed
 from mlbert.ops import cublaslt
 
 SOURCE_SUFFIXES = (".py", ".c", ".h", ".cu")
+# Metadata folders of packages that compute on a device; their names have the version.
+COMPUTE_PACKAGE = re.compile(r"(triton|nvidia[-_].+)-.+\.(dist|egg)-info$")
 
 
 def load(
@@ -89,9 +92,17 @@ def _software() -> tuple[str, ...]:
     files = [file for folder in folders for file in folder.rglob("*")]
     for path in sorted(file for file in files if file.suffix in SOURCE_SUFFIXES):
         sources.update(path.name.encode() + path.read_bytes())
-    packages = set()
-    for installed in importlib.metadata.distributions():
-        name = installed.name or ""
-        if name == "triton" or name.startswith("nvidia-"):
-            packages.add(f"{name} {installed.version}")
-    return (torch.__version__, str(torch.version.cuda), *sorted(packages), sources.hexdigest())
+    return (torch.__version__, str(torch.version.cuda), *_packages(), sources.hexdigest())
+
+
+def _packages() -> list[str]:
+    """Return names and versions of the installed compute libraries.
+
+    Only folders are listed: thousands of ranks would read the metadata of hundreds of packages from
+    one file system.
+    """
+    found: set[str] = set()
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            found.update(name for name in os.listdir(folder or ".") if COMPUTE_PACKAGE.match(name))
+    return sorted(found)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -32,6 +33,7 @@ from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForPreTraining
 from mlbert.models.config import ModelConfig
 from mlbert.models.huggingface_model import HuggingFaceForMaskedLM
 from mlbert.models.objectives import MaskedLM
+from mlbert.models.weights.checkpoint_state import Report
 from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.load import load_weights
 from mlbert.ops import api as ops
@@ -112,25 +114,49 @@ def start_weights(
     model: AnyModel,
     config: ModelConfig,
     seed: int,
-    device: torch.device,
+    world: World,
     warn: Callable[[str], None],
     *,
     extend_context: bool = False,
 ) -> AnyModel:
     """Initialize the weights, move the model to the device, and load INIT_CHECKPOINT if it is set.
 
-    With ``extend_context``, the checkpoint may have another rotary base.
+    All ranks call it together. With ``extend_context``, the checkpoint may have another rotary
+    base.
 
     Raises:
-        UserError: the checkpoint is missing, damaged, or has another shape.
+        UserError: on rank 0, the checkpoint is missing, damaged, or has another shape.
     """
     model.initialize(seed)
-    model.to(device)
+    model.to(world.device)
     if config.init_checkpoint is not None:
-        report = load_weights(model, config.init_checkpoint, extend_context)
-        for line in report.warnings(config.init_checkpoint):
-            warn(line)
+        report = load_on_rank_0(model, config.init_checkpoint, world, extend_context)
+        if report is not None:
+            for line in report.warnings(config.init_checkpoint):
+                warn(line)
     return model
+
+
+def load_on_rank_0(
+    model: AnyBert, checkpoint: str, world: World, extend_context: bool = False
+) -> Report | None:
+    """Load a checkpoint on rank 0 and send its weights to the others; return rank 0's report.
+
+    All ranks call it together. Thousands of ranks that read one file at once would wait for it,
+    and other machines need not have it.
+
+    Raises:
+        UserError: on rank 0, as `load_weights` does.
+    """
+
+    def load() -> Report:
+        return load_weights(model, checkpoint, extend_context)
+
+    with ThreadPoolExecutor(1, "weights-reader") as reader:
+        report = world.wait_for_all(reader.submit(load) if world.rank == 0 else None)
+    for _, parameter in model.named_parameters():
+        world.broadcast(parameter.detach())
+    return report
 
 
 MakeModel = Callable[[Configuration, BertConfig, Compute], AnyModel]
@@ -161,17 +187,16 @@ def start_model(
 ) -> tuple[AnyModel, Compute]:
     """Return a model with its starting weights, and how it computes.
 
-    Raise UserError as `choose_compute` and `start_weights` do.
+    All ranks call it together. Raise UserError as `choose_compute` and `start_weights` do.
     """
     config = context.config
-    device = context.world.device
     compute = choose_compute(context)
     model = make(config, shape, compute)
     start_weights(
         model,
         config[ModelConfig],
         context.seed,
-        device,
+        context.world,
         context.warn,
         extend_context=config.or_defaults(PhaseConfig).extend_context,
     )

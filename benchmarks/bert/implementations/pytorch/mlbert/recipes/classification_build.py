@@ -20,7 +20,6 @@ from mlbert.models.config import ModelConfig
 from mlbert.models.huggingface_model import HuggingFaceForSequenceClassification
 from mlbert.models.label_lists import LabelSets, WordTags
 from mlbert.models.objectives import Classification, Regression
-from mlbert.models.weights.load import load_weights
 from mlbert.recipes import assembly, auto_precision
 from mlbert.recipes.assembly import Compute
 from mlbert.recipes.task_inputs import TaskInputs, inspect
@@ -245,10 +244,10 @@ def _start(model: Classifier, context: BuildContext) -> None:
         for name, p in model.named_parameters()
         if name.startswith("classifier.")
     }
-    missing = load_weights(model, checkpoint).missing
+    report = assembly.load_on_rank_0(model, checkpoint, context.world)
     with torch.no_grad():
         # The checkpoint's classifier may be of the same size, but for another task.
         for name, value in drawn.items():
             model.get_parameter(name).copy_(value)
-    if any(name.startswith("bert.pooler.") for name in missing):
+    if report and any(name.startswith("bert.pooler.") for name in report.missing):
         context.warn(f"{checkpoint} has no pooler: it is initialized randomly")

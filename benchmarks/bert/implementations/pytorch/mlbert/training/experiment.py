@@ -77,11 +77,8 @@ from mlbert.training.loggers import make_loggers
 from mlbert.training.loop import Run, train
 from mlbert.training.protocols import (
     BuildContext,
-    EvaluationSet,
     Inputs,
     Method,
-    Model,
-    Objective,
     RecipeBuild,
 )
 from mlbert.training.reader import BatchReader, SampleCounter
@@ -136,29 +133,58 @@ def leave_behind(
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 
-def _inspect(
-    resolved: Resolved, world: World, paths: RunFolder, how: RunOptions
-) -> tuple[int, Any]:
-    """Return this rank's threads and the recipe's inputs; on rank 0, create the run folder.
-
-    A run that cannot be resumed with these settings is refused before any of its files is changed.
-    """
+def _inspect(resolved: Resolved, world: World) -> tuple[int, Any]:
+    """Return this rank's threads and the recipe's inputs."""
     config = resolved.config
     compute = config[ComputeConfig]
     start = config[ModelConfig].init_checkpoint
     check_device(compute.cuda_graph_mode, world.device)
-    if start is not None:
+    if start is not None and world.rank == 0:
         plain_size(weights_file(start))
     num_threads = threads_per_rank(
         compute.cpu_threads, world.local_world_size, is_gpu=world.device.type == "cuda"
     )
-    inputs = resolved.recipe.inspect(config)
+    return num_threads, resolved.recipe.inspect(config)
+
+
+def _open_run(
+    resolved: Resolved, inputs: Inputs, world: World, paths: RunFolder, how: RunOptions
+) -> None:
+    """Compare this rank's settings and inputs with rank 0's; on rank 0, create the run folder.
+
+    A run that cannot be resumed with these settings is refused before any of its files is changed.
+    """
+    config = resolved.config
+    _check_same(config, inputs, world)
     if world.rank == 0:
         if config[RunConfig].resume:
             _check_resumable(config, inputs, paths)
         paths.prepare(config[RunConfig].resume, how.extends or how.replaces)
         paths.write_settings(resolved)
-    return num_threads, inputs
+
+
+def _check_same(config: Configuration, inputs: Inputs, world: World) -> None:
+    """Raise UserError if this rank's method, batch, data or model shape is not rank 0's: the ranks
+    would train different models.
+    """
+    mine: dict[str, Any] = {
+        **config.fixed_on_resume(),
+        "BATCHSIZE": config[DataConfig].train_batch_size,
+        "MAX_STEPS": config[ScheduleConfig].max_steps,
+        "the model's shape": inputs.shape.to_json(),
+    }
+    # Only digests of one kind compare: a machine whose cache has those of `verify` names files by
+    # content, and another one by size.
+    for name, digest in (("training", inputs.train_data), ("evaluation", inputs.eval_data)):
+        kind, _, _ = digest.rpartition(":")
+        mine[f"the {name} set ({kind})"] = digest
+    theirs = json.loads(world.rendezvous.text_of_rank_0("settings", json.dumps(mine)))
+    for name, value in json.loads(json.dumps(mine)).items():
+        other = theirs.get(name, value)
+        if value != other:
+            problem = f"is {value} here, and {other} on rank 0"
+            remedy = "Give all ranks the same exports, configuration files and data"
+            raise UserError("distributed.settings", name, problem, remedy)
 
 
 def _check_resumable(config: Configuration, inputs: Inputs, paths: RunFolder) -> None:
@@ -191,9 +217,8 @@ def run_experiment(
     data = config[DataConfig]
     compute = config[ComputeConfig]
     paths = RunFolder.of(settings)
-    num_threads, inputs = world.rendezvous.run_all(
-        "inputs", lambda: _inspect(resolved, world, paths, how)
-    )
+    num_threads, inputs = world.rendezvous.run_all("inputs", lambda: _inspect(resolved, world))
+    world.rendezvous.run_all("run folder", lambda: _open_run(resolved, inputs, world, paths, how))
     how.on_inspected()
     world.start()
     if world.rank == 0 and how.replaces:
@@ -592,12 +617,15 @@ def evaluate_only(
     world.start()
     say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
 
-    def build() -> tuple[Model, Objective, EvaluationSet]:
+    def check_start() -> None:
         if config[ModelConfig].init_checkpoint is None:
             reason = "is none, so there is nothing to evaluate"
             raise UserError(
                 "config.missing", "INIT_CHECKPOINT", reason, "Set it to the starting weights"
             )
+
+    world.rendezvous.run_all("evaluation", check_start)
+    with Lifecycle(world, lambda *_: None).guard():
         torch.set_num_threads(
             threads_per_rank(
                 config[ComputeConfig].cpu_threads,
@@ -609,18 +637,15 @@ def evaluate_only(
         context = BuildContext(config, world, config[RunConfig].seed or 0, say)
         model, objective, samples = recipe_build.build_evaluation(context)
         samples.open()
-        return model, objective, samples
+        waiting_threads = torch.get_num_threads() if world.device.type == "cpu" else 1
+        with task(samples.num_examples) as advance, adapted_waits(waiting_threads):
 
-    model, objective, samples = world.rendezvous.run_all("evaluation", build)
-    waiting_threads = torch.get_num_threads() if world.device.type == "cpu" else 1
-    with task(samples.num_examples) as advance, adapted_waits(waiting_threads):
+            def each(batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
+                for batch in batches:
+                    yield batch
+                    advance(batch.num_samples * world.world_size)
 
-        def each(batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
-            for batch in batches:
-                yield batch
-                advance(batch.num_samples * world.world_size)
-
-        metrics = evaluate(model, objective, samples, world, each)
+            metrics = evaluate(model, objective, samples, world, each)
     shown = ", ".join(f"{name} {value:.5f}" for name, value in metrics.items())
     say(
         f"initial {shown}, {samples.num_examples} samples "
