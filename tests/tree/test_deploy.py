@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import yaml
@@ -26,6 +27,7 @@ SYSTEMS = Path("benchmarks/bert/implementations")
 MOSAIC = Path("benchmarks/mosaic_bert")
 TASK = PYTORCH / "deploy/skypilot/train.yaml"
 MOSAIC_TASK = MOSAIC / "yamls/cloud/skypilot.yaml"
+VERBS = ["get", "list", "create", "delete"]  # of the API's resources
 SKYPILOT = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
 # Stand-ins record their names and arguments; the scripts, configs and launchers are the real ones.
 STAND_IN = '#!/bin/bash\nprintf "%s\\n" "${0##*/}" "$@" >"${NOTES}"\nenv >"${NOTES}.env"\n'
@@ -170,9 +172,12 @@ def test_jobs_pass_the_restricted_level_and_limit_their_memory(tree_root: Path) 
 
 
 class ApiServer(http.server.BaseHTTPRequestHandler):
-    """Answers kubectl as a Kubernetes API with a Job of eight pods that failed."""
+    """Answers kubectl as a Kubernetes API with a Job of eight pods that failed. It has the objects
+    that were created.
+    """
 
     protocol_version = "HTTP/1.1"
+    created: ClassVar[dict[str, dict]] = {}  # by address
 
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
@@ -192,7 +197,7 @@ class ApiServer(http.server.BaseHTTPRequestHandler):
             "status": {"conditions": [{"type": "FailureTarget"}, {"type": "Failed"}]},
         }
         resources = {
-            "/api/v1": ("v1", [("pods", "Pod")]),
+            "/api/v1": ("v1", [("pods", "Pod"), ("services", "Service")]),
             "/apis/batch/v1": ("batch/v1", [("jobs", "Job")]),
         }
         answers: dict[str, object] = {
@@ -221,7 +226,7 @@ class ApiServer(http.server.BaseHTTPRequestHandler):
                 "apiVersion": "v1",
                 "groupVersion": version,
                 "resources": [
-                    {"name": name, "kind": kind, "namespaced": True, "verbs": ["get", "list"]}
+                    {"name": name, "kind": kind, "namespaced": True, "verbs": VERBS}
                     for name, kind in named
                 ],
             }
@@ -232,11 +237,32 @@ class ApiServer(http.server.BaseHTTPRequestHandler):
             self.answer(f"step 1 of {path.split('/')[-2]}\n".encode(), "text/plain")
         elif path in answers:
             self.answer(json.dumps(answers[path]).encode(), "application/json")
+        elif path in self.created:
+            self.answer(json.dumps(self.created[path]).encode(), "application/json")
         else:
-            self.send_error(404)
+            self.refuse()
 
-    def answer(self, content: bytes, kind: str) -> None:
-        self.send_response(200)
+    def do_POST(self) -> None:
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        made = json.loads(content)
+        self.created[f"{self.path.partition('?')[0]}/{made['metadata']['name']}"] = made
+        self.answer(content, "application/json", 201)
+
+    def do_DELETE(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.created.pop(self.path, None) is None:
+            self.refuse()
+        else:
+            status = b'{"kind": "Status", "apiVersion": "v1", "status": "Success"}'
+            self.answer(status, "application/json")
+
+    def refuse(self) -> None:
+        status = {"kind": "Status", "apiVersion": "v1", "status": "Failure"}
+        status |= {"reason": "NotFound", "code": 404}
+        self.answer(json.dumps(status).encode(), "application/json", 404)
+
+    def answer(self, content: bytes, kind: str, code: int = 200) -> None:
+        self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -251,6 +277,7 @@ def kubectl(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Start a server that stands in for the API, and return the environment for kubectl."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: apt-get install kubernetes-client, or Kubernetes'")
+    ApiServer.created.clear()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), ApiServer)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     config = {
@@ -287,6 +314,47 @@ def test_the_documented_commands_follow_all_pods_and_see_a_failed_job(
     assert run_quietly("bash", "-c", few, env=kubectl).returncode != 0
     wait = documented(tree_root, "until kubectl get job")
     assert "Failed" in run_checked("bash", "-c", wait, env=kubectl, timeout=60).stdout
+
+
+def test_the_documented_commands_start_a_job_start_it_again_and_delete_it(
+    kubectl: dict[str, str], tree_root: Path, job: dict[str, dict]
+) -> None:
+    folder = tree_root / PYTORCH / "deploy/kubernetes"
+    # The stand-in has no schema; another test checks the file against the API's.
+    start_job = documented(tree_root, "kubectl replace") + " --validate=false"
+    for _ in range(2):
+        run_checked("bash", "-c", start_job, cwd=folder, env=kubectl)
+        made = {one["kind"]: one["spec"] for one in ApiServer.created.values()}
+        assert made == {kind: one["spec"] for kind, one in job.items()}
+    run_checked("bash", "-c", documented(tree_root, "kubectl delete"), cwd=folder, env=kubectl)
+    assert ApiServer.created == {}
+
+
+def test_the_definition_file_installs_what_the_dockerfile_does(
+    tree_root: Path, tmp_path: Path
+) -> None:
+    """Apptainer is not in Debian's packages, so its file is read here: sections, and the shell of
+    one.
+    """
+    text = (tree_root / PYTORCH / "apptainer.def").read_text()
+    head, *parts = re.split(r"^%(\w+)$", text, flags=re.MULTILINE)
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert set(sections) == {"arguments", "files", "post", "environment", "test"}
+    lines = [line.strip() for line in sections["arguments"].splitlines() if line]
+    defaults = dict(line.split("=", 1) for line in lines)
+    assert set(re.findall(r"{{ (\w+) }}", text)) == set(defaults)
+    assert "Bootstrap: docker\nFrom: {{ BASE_IMAGE }}\n" in head
+    dockerfile = (tree_root / PYTORCH / "Dockerfile").read_text()
+    assert f"/{defaults['BASE_IMAGE']}\n" in dockerfile
+    assert f'"{defaults["CUDA_ARCHS"]}"' in dockerfile
+    post = sections["post"]
+    commands = re.findall(r"(?:apt-get install|python3 -m pip install) .*", post)
+    assert len(commands) == 3
+    for command in commands:
+        assert command in dockerfile
+    script = tmp_path / "post.sh"
+    script.write_text(f"#!/bin/sh\n{post}")
+    run_checked("shellcheck", script)
 
 
 @pytest.mark.parametrize("path", [TASK, MOSAIC_TASK], ids=str)
