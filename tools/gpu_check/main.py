@@ -41,6 +41,7 @@ LOG_BYTES = 4 << 20  # that are kept of a call's log
 KILL_SECONDS = 3.0
 # For tests: names a module that replaces GPU libraries. Every process imports it first.
 STAND_INS = "GPU_CHECK_STAND_INS"
+DRY_LINE = "dry run: tiny sizes on a CPU, and a constant in place of watts; none of it is a result"
 # Imported by mlbert, besides torch and numpy.
 REQUIRED = (
     "h5py",
@@ -161,7 +162,7 @@ def run_call(
             print(f"gpu_check: {now - started:.0f} s: {names}, {seconds}", flush=True)
             run_stage(stage, command, path, log, deadline, work)
     finally:
-        lines = write_decisions(call, path, log, out)
+        lines = write_decisions(call, path, log, out, is_dry)
     print("\n".join(lines))
     print(f"gpu_check: {time.monotonic() - started:.0f} s, results in {out}")
     failed = [line for line in lines if line.startswith(("failed:", "stopped:"))]
@@ -221,10 +222,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.wait(KILL_SECONDS)
 
 
-def write_decisions(call: int, path: Path, log: Path, out: Path) -> list[str]:
+def write_decisions(call: int, path: Path, log: Path, out: Path, is_dry: bool) -> list[str]:
     """Write the decisions from the rows so far, shorten the log, and return the lines."""
     rows = read_rows(path)
-    lines = decision_lines(rows)
+    lines = [*([DRY_LINE] if is_dry else []), *decision_lines(rows)]
     write_atomically(out / f"call{call}.txt", "\n".join(lines) + "\n")
     verdicts = json.dumps(adopted(rows), indent=1) + "\n"
     write_atomically(out / f"call{call}-decisions.json", verdicts)
