@@ -34,6 +34,20 @@ NOUNS = ("river", "teacher", "engine", "window", "garden", "letter")
 LENGTH = 24
 DOCUMENTS = 900
 LONG = 40  # sentences
+GERMAN = (
+    "der Garten die Lehrerin und nach Hause zwischen Kindern abends gehen zurück durch Straßen "
+    "nicht weiter über Brücken mit vielen schönen Geschichten von früher wurde erzählt während"
+)
+FRENCH = (
+    "le jardin la maîtresse et vers maison entre enfants soir rentrent encore par rues jamais "
+    "plus sur ponts avec beaucoup de belles histoires du passé était racontée pendant qu'ils"
+)
+# In a small process: a program inherits the peak of the one that started it.
+MEASURE = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True)
+print("", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
 
 
 def sentence(draw: random.Random) -> str:
@@ -196,16 +210,6 @@ def test_a_sample_plans_disk_and_tokens_within_a_fifth(
     assert plan.memory > 10_000_000
 
 
-GERMAN = (
-    "der Garten die Lehrerin und nach Hause zwischen Kindern abends gehen zurück durch Straßen "
-    "nicht weiter über Brücken mit vielen schönen Geschichten von früher wurde erzählt während"
-)
-FRENCH = (
-    "le jardin la maîtresse et vers maison entre enfants soir rentrent encore par rues jamais "
-    "plus sur ponts avec beaucoup de belles histoires du passé était racontée pendant qu'ils"
-)
-
-
 def test_the_languages_of_the_documents(
     tmp_path: Path, run_mlbert: RunMlbert, monkeypatch: pytest.MonkeyPatch, assert_fails
 ) -> None:
@@ -238,14 +242,6 @@ def test_the_languages_of_the_documents(
 def shards(folder: Path) -> dict[str, bytes]:
     paths = [*folder.glob("train/*"), *folder.glob("val/*")]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-
-
-# In a small process: a program inherits the peak of the one that started it.
-MEASURE = """
-import resource, subprocess, sys
-subprocess.run(sys.argv[1:], check=True)
-print("", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-"""
 
 
 @pytest.mark.slow
