@@ -74,7 +74,7 @@ def test_numbers(text: str, kind: type, number: float | None) -> None:
         ("prepare pack --input in --out", "--out"),
         ("pretrain in --out", "--out"),
         ("prepare verify", "FOLDERS"),
-        ("report", "PATHS"),
+        ("report", "DIR|LOG"),
     ],
 )
 def test_an_empty_path_is_not_the_current_folder(
