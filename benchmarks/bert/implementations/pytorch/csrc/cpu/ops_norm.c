@@ -128,6 +128,7 @@ INLINE void backward_rows(const void *d_out, const void *total, const float *wei
 #pragma omp parallel num_threads(threads)
     {
         float normal[n + LANES], gradient[n + LANES], block[partials * n];
+        float *of_norm = partials > 2 ? block + n : block;
         memset(block, 0, sizeof block);
         uint32_t words[n / 4 + LANES];
         uint8_t *bytes = (uint8_t *)words;
@@ -139,7 +140,7 @@ INLINE void backward_rows(const void *d_out, const void *total, const float *wei
             for (int64_t t = first; t < stop; t++) {
                 draw(&d, t, bytes);
                 backward_row(d_out, total, weight, statistics, &d, drop_output, t, scale, bytes, normal, gradient,
-                             d_total, d_x, block, block + n, partials > 2 ? block + 2 * n : NULL, is_bf16);
+                             d_total, d_x, of_norm, of_norm + n, partials > 2 ? block : NULL, is_bf16);
                 if ((t - first) % SUM_BLOCK == SUM_BLOCK - 1 || t == stop - 1) flush_block(own, block, partials * n);
             }
         }
@@ -147,8 +148,8 @@ INLINE void backward_rows(const void *d_out, const void *total, const float *wei
 }
 
 /* Gradients of norm_forward: d_total [T, D] (of the residual), d_x [T, D] (of x; null unless dropout makes it differ
- * from d_total) and partial [ceil(T / chunk), partials, D] (sums over a chunk's tokens for weight, bias and optionally
- * x_bias). */
+ * from d_total) and partial [ceil(T / chunk), partials, D] (sums over a chunk's tokens for x_bias, if there are 3, for
+ * weight and for bias). */
 void norm_backward(const void *d_out, const void *total, const float *weight, const float *statistics,
                    const int32_t *rows, int64_t tokens, int64_t columns, int64_t chunk, uint32_t key, int threshold,
                    int drop_output, int is_bf16, int threads, void *d_total, void *d_x, float *partial, int partials) {

@@ -8,6 +8,7 @@ Legend: T tokens, D hidden, V vocabulary.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from mlbert.ops import forms as registry
 from mlbert.ops import reference
 from mlbert.ops.native_library import ACTIVATION_TYPES, is_bf16, library, pointer
+from mlbert.ops.weights import buffer_to_add, written
 
 
 def embedding_sum(
@@ -84,9 +86,11 @@ def _check_ids(ids: Tensor, table: Tensor) -> None:
 
 class _EmbeddingSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, ids: tuple[Tensor, ...], dtype: torch.dtype, *tables: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, ids: tuple[Tensor, ...], dtype: torch.dtype, *parameters: Tensor
+    ) -> Tensor:
         ids = tuple(x.contiguous() for x in ids)
-        tables = tuple(table.contiguous() for table in tables)
+        tables = tuple(table.contiguous() for table in parameters)
         assert len({x.shape for x in ids}) == 1, "three ids per token"
         assert len({table.shape[1] for table in tables}) == 1, "tables must have the same width"
         num_tokens = ids[0].numel()
@@ -102,14 +106,18 @@ class _EmbeddingSum(torch.autograd.Function):
             pointer(out),
         )
         ctx.save_for_backward(*ids)
-        ctx.shapes = [table.shape for table in tables]
+        ctx.tables = parameters
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         d_out = d_out.contiguous()
         num_tokens, hidden = d_out.shape
-        gradients = tuple(torch.zeros(shape) for shape in ctx.shapes)
+        buffers = [buffer_to_add(table) for table in ctx.tables]
+        gradients = [
+            torch.zeros(table.shape) if buffer is None else buffer
+            for table, buffer in zip(ctx.tables, buffers, strict=True)
+        ]
         library().embedding_backward(
             *(pointer(x) for x in ctx.saved_tensors),
             pointer(d_out),
@@ -119,4 +127,10 @@ class _EmbeddingSum(torch.autograd.Function):
             torch.get_num_threads(),
             *(pointer(gradient) for gradient in gradients),
         )
-        return None, None, *gradients
+        in_place = [buffer is not None for buffer in buffers]
+        written(list(itertools.compress(ctx.tables, in_place)))
+        for_autograd = (
+            None if is_written else gradient
+            for gradient, is_written in zip(gradients, in_place, strict=True)
+        )
+        return None, None, *for_autograd

@@ -3,13 +3,15 @@ and the two products of the feed-forward.
 
 All products here are PyTorch's; `mlbert.ops.cublaslt` calls cublasLt. ``native`` adds C kernels for
 bias + GELU, forward and backward (with the bias gradient in the same pass), and for sums over
-tokens. Weights are converted to the activations' dtype, and their gradients back.
+tokens, and writes gradients in place (`mlbert.ops.weights`). Weights are converted to the
+activations' dtype, and their gradients back.
 
 Legend: T tokens, D hidden, F columns of a weight's product.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,11 +25,19 @@ from mlbert.ops.native_library import (
     is_bf16,
     library,
     pointer,
-    sum_tokens,
     token_chunk,
     token_chunks,
+    token_sums,
 )
-from mlbert.ops.weights import GradientBuffer, in_type, joined, kept_sum
+from mlbert.ops.weights import (
+    GradientBuffer,
+    gradient_buffer,
+    in_type,
+    joined,
+    kept_sum,
+    part_gradients,
+    summed,
+)
 
 
 def linear_qkv(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, *biases: Tensor) -> Tensor:
@@ -137,10 +147,15 @@ registry.register("gated_feed_forward", "plain")(reference.gated_feed_forward)
 
 
 @registry.register("linear", "plain")
-@registry.register("linear", "native")
 def _plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, has_other_users: bool) -> Tensor:
     del has_other_users
     return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
+@registry.register("linear", "native")
+def _native_linear(x: Tensor, weight: Tensor, bias: Tensor | None, has_other_users: bool) -> Tensor:
+    biases = () if bias is None else (bias,)
+    return _NativeLinear.apply(x, 1, has_other_users, weight, *biases)
 
 
 registry.register("linear_gelu", "plain")(reference.linear_gelu)
@@ -149,7 +164,7 @@ registry.register("feed_forward", "plain")(reference.feed_forward)
 
 @registry.register("linear_qkv", "native")
 def _native_linear_qkv(x: Tensor, *weights_and_biases: Tensor) -> Tensor:
-    return _LinearQKV.apply(x, *weights_and_biases)
+    return _NativeLinear.apply(x, 3, False, *weights_and_biases)
 
 
 @registry.register("linear_gelu", "native")
@@ -161,7 +176,7 @@ def _native_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) ->
 
 @registry.register("feed_forward", "native")
 def _native_feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
-    return F.linear(_native_linear_gelu(x, w1, b1, exact), w2.to(x.dtype))
+    return _native_linear(_native_linear_gelu(x, w1, b1, exact), w2, None, False)
 
 
 @registry.register("gated_feed_forward", "cublaslt")
@@ -202,32 +217,56 @@ def needs_gradient(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-class _LinearQKV(torch.autograd.Function):
+def _weight_gradients(
+    parts: Sequence[Tensor], d_out: Tensor, x: Tensor, last: bool = True
+) -> tuple[Tensor | None, ...]:
+    """Return d_out^T x, for d_out [T, F] and x [T, D], one tensor per part of the weight; None if
+    written in place. For ``last`` see `mlbert.ops.weights.written`.
+    """
+    buffer = gradient_buffer(parts)
+    if buffer is None:
+        return part_gradients(parts, d_out.t() @ x, None)
+    if buffer.adds or buffer.out.dtype != x.dtype:
+        buffer.keep(d_out.t() @ x)
+    else:
+        torch.mm(d_out.t(), x, out=buffer.out)
+    return part_gradients(parts, buffer.out, buffer, last)
+
+
+def _vector_gradients(parts: Sequence[Tensor], partial: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the sum of ``partial`` [chunks, F], one tensor per part; None if written in place."""
+    buffer = gradient_buffer(parts)
+    return part_gradients(parts, summed(partial, buffer), buffer)
+
+
+class _NativeLinear(torch.autograd.Function):
+    """A linear layer with its weight, and its bias if it has one, in ``parts``."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *weights_and_biases: Tensor) -> Tensor:
-        weights = weights_and_biases[:3]
-        biases = weights_and_biases[3:]
-        ctx.weight_type = weights[0].dtype
-        ctx.bias_types = [bias.dtype for bias in biases]
-        weight = in_type(weights, x.dtype)
+    def forward(ctx: Any, x: Tensor, parts: int, has_other_users: bool, *tensors: Tensor) -> Tensor:
+        ctx.weights = tensors[:parts]
+        ctx.biases = tensors[parts:]
+        ctx.has_other_users = has_other_users
+        weight = in_type(ctx.weights, x.dtype)
         ctx.save_for_backward(x, weight)
-        bias = joined(biases).to(x.dtype) if biases else None
+        bias = joined(ctx.biases).to(x.dtype) if ctx.biases else None
         return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         d_out = d_out.contiguous()
-        d_weights = (d_out.t() @ x).to(ctx.weight_type).chunk(3)
-        d_biases = sum_tokens(d_out).to(ctx.bias_types[0]).chunk(3) if ctx.bias_types else ()
+        d_weights = _weight_gradients(ctx.weights, d_out, x, last=not ctx.has_other_users)
+        d_biases = _vector_gradients(ctx.biases, token_sums(d_out)) if ctx.biases else ()
         d_x = d_out @ weight if ctx.needs_input_grad[0] else None
-        return (d_x, *d_weights, *d_biases)
+        return (d_x, None, None, *d_weights, *d_biases)
 
 
 class _LinearGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, needs_gradient: bool) -> Tensor:
-        ctx.types = (weight.dtype, bias.dtype)
+        ctx.weight = weight
+        ctx.bias = bias
         ctx.consumed = False
         weight = in_type((weight,), x.dtype)
         bias = bias.float().contiguous()
@@ -262,16 +301,19 @@ class _LinearGelu(torch.autograd.Function):
             pointer(pre),
             pointer(partial),
         )
+        (d_weight,) = _weight_gradients((ctx.weight,), pre, x)
+        (d_bias,) = _vector_gradients((ctx.bias,), partial)
         d_x = pre @ weight if ctx.needs_input_grad[0] else None
-        return d_x, (pre.t() @ x).to(ctx.types[0]), partial.sum(0).to(ctx.types[1]), None
+        return d_x, d_weight, d_bias, None
 
 
 class _LinearExactGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, needs_gradient: bool) -> Tensor:
         del needs_gradient
-        ctx.types = weight.dtype, bias.dtype
-        weight = weight.to(x.dtype)
+        ctx.weight = weight
+        ctx.bias = bias
+        weight = in_type((weight,), x.dtype)
         pre = F.linear(x, weight, bias.to(x.dtype))
         ctx.save_for_backward(x, weight, pre)
         return F.gelu(pre)
@@ -280,8 +322,10 @@ class _LinearExactGelu(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, pre = ctx.saved_tensors
         d_pre = torch.ops.aten.gelu_backward(d_out.contiguous(), pre)
+        (d_weight,) = _weight_gradients((ctx.weight,), d_pre, x)
+        (d_bias,) = _vector_gradients((ctx.bias,), token_sums(d_pre))
         d_x = d_pre @ weight if ctx.needs_input_grad[0] else None
-        return d_x, (d_pre.t() @ x).to(ctx.types[0]), sum_tokens(d_pre).to(ctx.types[1]), None
+        return d_x, d_weight, d_bias, None
 
 
 class _GatedFeedForward(torch.autograd.Function):
@@ -289,7 +333,7 @@ class _GatedFeedForward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w1: Tensor, w2: Tensor, exact: bool) -> Tensor:
-        ctx.weight_type = w1.dtype
+        ctx.weights = (w1, w2)
         ctx.form = "none" if exact else "tanh"
         first = in_type((w1,), x.dtype)
         second = in_type((w2,), x.dtype)
@@ -311,7 +355,8 @@ class _GatedFeedForward(torch.autograd.Function):
         torch.ops.aten.gelu_backward.grad_input(
             d_inner.mul_(value), gate, approximate=ctx.form, grad_input=d_gate
         )
-        d_w2 = (d_out.t() @ inner.mul_(value)).to(ctx.weight_type)
-        d_w1 = (d_pre.t() @ x).to(ctx.weight_type)
+        first, second = ctx.weights
+        (d_w2,) = _weight_gradients((second,), d_out, inner.mul_(value))
+        (d_w1,) = _weight_gradients((first,), d_pre, x)
         d_x = d_pre @ w1 if ctx.needs_input_grad[0] else None
         return d_x, d_w1, d_w2, None

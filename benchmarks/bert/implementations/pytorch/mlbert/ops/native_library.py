@@ -126,8 +126,8 @@ def token_chunks(num_tokens: int) -> int:
     return -(-num_tokens // token_chunk(num_tokens))
 
 
-def sum_tokens(x: Tensor) -> Tensor:
-    """Return the sum over the first dimension of [T, F], float32 [F]."""
+def token_sums(x: Tensor) -> Tensor:
+    """Return the sums of x [T, F] over each chunk of tokens, float32 [chunks, F]."""
     num_tokens, columns = x.shape
     partial = torch.empty(token_chunks(num_tokens), columns)
     chunk = token_chunk(num_tokens)
@@ -140,4 +140,4 @@ def sum_tokens(x: Tensor) -> Tensor:
         torch.get_num_threads(),
         pointer(partial),
     )
-    return partial.sum(0)
+    return partial

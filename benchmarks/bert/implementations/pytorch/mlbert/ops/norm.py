@@ -23,6 +23,7 @@ from mlbert.ops.native_library import (
     token_chunk,
     token_chunks,
 )
+from mlbert.ops.weights import gradient_buffer, part_gradients, summed
 
 
 def dropout_add_layer_norm(
@@ -162,9 +163,8 @@ class _DropoutNorm(torch.autograd.Function):
         ctx.save_for_backward(total, statistics, wide_weight, rows)
         ctx.dropout = (key, threshold)
         ctx.drop_output = drop_output
-        ctx.weight_type = weight.dtype
-        ctx.bias_type = None if bias is None else bias.dtype
-        ctx.x_bias_type = None if x_bias is None else x_bias.dtype
+        # In the order of their sums.
+        ctx.vectors = (x_bias, weight, bias)
         return out
 
     @staticmethod
@@ -174,7 +174,7 @@ class _DropoutNorm(torch.autograd.Function):
         num_tokens, columns = total.shape
         d_out = d_out.contiguous()
         d_total = torch.empty_like(total)
-        sums = 2 if ctx.x_bias_type is None else 3
+        sums = 2 if ctx.vectors[0] is None else 3
         # Without dropout, x and residual share one gradient tensor.
         d_x = torch.empty_like(total) if threshold and not ctx.drop_output else d_total
         chunk = token_chunk(num_tokens)
@@ -198,16 +198,23 @@ class _DropoutNorm(torch.autograd.Function):
             pointer(partial),
             sums,
         )
-        d_weight, d_bias, *d_x_bias = partial.sum(0).unbind(0)
+        # The kernel sums the gradient of a bias whether there is one or not; it is the last.
+        vectors = [vector for vector in ctx.vectors if vector is not None]
+        buffer = gradient_buffer(vectors)
+        total_sums = summed(partial.flatten(1)[:, : len(vectors) * columns], buffer)
+        gradients = iter(part_gradients(vectors, total_sums, buffer))
+        d_x_bias, d_weight, d_bias = (
+            None if vector is None else next(gradients) for vector in ctx.vectors
+        )
         return (
             d_x,
             None if ctx.drop_output else d_total,
             None,
-            d_weight.to(ctx.weight_type),
-            None if ctx.bias_type is None else d_bias.to(ctx.bias_type),
+            d_weight,
+            d_bias,
             None,
             None,
             None,
             None,
-            d_x_bias[0].to(ctx.x_bias_type) if d_x_bias else None,
+            d_x_bias,
         )

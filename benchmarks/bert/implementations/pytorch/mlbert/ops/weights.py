@@ -104,6 +104,13 @@ def kept_sum(total: Tensor, buffer: GradientBuffer | None) -> Tensor:
     return total if buffer is None else buffer.keep(total)
 
 
+def summed(partial: Tensor, buffer: GradientBuffer | None) -> Tensor:
+    """Return the sum of float32 [chunks, F] over the chunks, in the buffer if there is one."""
+    if buffer is None or buffer.adds:
+        return kept_sum(partial.sum(0), buffer)
+    return torch.sum(partial, 0, out=buffer.out)
+
+
 def written(parts: Sequence[Tensor], last: bool = True) -> None:
     """Record that an op has written the gradient of a weight or of vectors.
 
