@@ -464,7 +464,7 @@ BAD = [
         "data.columns",
         "has no column 'text'. Its columns are id, body",
     ),
-    ("short.csv", b"\nid,text\n1,a\n2\n", "data.row", "line 4 has 1 fields, the header has 2"),
+    ("short.csv", b"\nid,text\n1,a\n2\n", "data.row", "line 4 has 1 field, but the header has 2"),
     ("open.csv", b'id,text\n1,"a\n2,b\n', "data.row", "line 2: unexpected end of data"),
     ("latin.csv", b"text\ncaf\xe9\n", "data.encoding", "line 2 "),
     ("cut.parquet", parquet_of({"text": [LONG] * 9})[:-9], "data.damaged", ""),

@@ -277,8 +277,8 @@ def hosts(
 
     \b
     Examples:
-      mlbert launch hosts --hosts node1,node2 -n 8 pretrain data --tokens 1e9 --out my-model
-      mlbert launch hosts --hostfile hosts.txt main.py yamls/main/mosaic-bert-base-uncased.yaml
+      mlbert launch hosts --hosts node1,node2 -n 8 pretrain data --tokens 1e9
+      mlbert launch hosts --hostfile hosts.txt main.py job.yaml
     """
     _check_script(script, "hosts", _HOSTS_OPTIONS)
     chosen = _chosen_hosts(names, hostfile)
@@ -310,7 +310,7 @@ def _chosen_hosts(names: str | None, hostfile: Path | None) -> HostList:
 
 @app.command("on-host", hidden=True)
 def on_host() -> int:
-    """Run what mlbert launch hosts sends on standard input."""
+    """Run the command that `mlbert launch hosts` sends on standard input."""
     return run_order()
 
 

@@ -45,7 +45,7 @@ _LAUNCHERS = (
     ),
     ("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-ONE_IDENTITY = "Start with one of torchrun, srun and mpirun, or unset the variables of the others"
+ONE_IDENTITY = "Launch with torchrun, srun or mpirun alone, or unset the variables of the others"
 
 
 def _mistake(subject: str, problem: str, remedy: str = ONE_IDENTITY) -> UserError:

@@ -32,7 +32,8 @@ ERROR_CODES: Mapping[str, str] = {
     ),
     "command.launcher": "This command starts its own processes and must not run under a launcher.",
     "package.broken": (
-        "A package that PYTHONPATH names fails. It is used in place of the installed one."
+        "A package that PYTHONPATH names fails. It is used in place of the installed one. Unset "
+        "PYTHONPATH."
     ),
     "package.missing": (
         "An optional Python package is not installed; the message gives the command."
@@ -42,7 +43,7 @@ ERROR_CODES: Mapping[str, str] = {
     ),
     "program.failed": "A program started by this command failed.",
     "program.missing": "A program that this command needs is not installed.",
-    "run.diverged": "The loss is not finite.",
+    "run.diverged": "The loss is not finite. Try a lower learning rate or another seed.",
     # Files and folders
     "file.exists": "The target already exists and is never overwritten.",
     "file.in-input": "The output would be inside the input folder.",
@@ -57,7 +58,7 @@ ERROR_CODES: Mapping[str, str] = {
     ),
     "network.unreachable": "A download failed, or the network is not available.",
     # Data sets and text
-    "data.changed": "Files changed while they were read.",
+    "data.changed": "Files changed while they were read. Restore them, or open them again.",
     "data.checksum": "The content differs from the checksum recorded with it.",
     "data.columns": "A data set has other columns than needed.",
     "data.damaged": (
@@ -77,11 +78,16 @@ ERROR_CODES: Mapping[str, str] = {
     "data.row": "A row is malformed; the message gives its line.",
     "data.too-long": "A sequence is longer than the target allows.",
     "data.too-small": "There is too little data for the batch, the parts or the sets asked for.",
-    "data.unsupported": "The data contains something that the target format cannot store.",
+    "data.unsupported": (
+        "The data contains something that the target format cannot store. Choose another format."
+    ),
     "prepare.other-options": (
         "The output folder was prepared from other input or with other options."
     ),
-    "prepare.other-version": "The output folder was begun by another version of this package.",
+    "prepare.other-version": (
+        "The output folder was begun by another version of this package. Complete it with that "
+        "version, or remove it and begin again."
+    ),
     "vocabulary.format": "The vocabulary is damaged, too large, or in a form that is not read.",
     "vocabulary.mismatch": "Data, model or tokenizer belong to different vocabularies.",
     "vocabulary.other-language": "The vocabulary does not cover most of the text.",
@@ -101,23 +107,45 @@ ERROR_CODES: Mapping[str, str] = {
     "model.unsupported": "The other program or format does not support this model.",
     # Runs and ranks
     "device.broken": "A kernel broke the device; it cannot be used until the process restarts.",
-    "device.memory": "The device has too little memory even for the smallest micro-batch.",
-    "device.unavailable": "This machine lacks the device, or the device lacks the feature.",
-    "distributed.failed": "A rank failed before the run began, and not by a mistake in its input.",
+    "device.memory": (
+        "The device has too little memory even for the smallest micro-batch. Take a smaller "
+        "model, or a batch that is a power of two."
+    ),
+    "device.unavailable": (
+        "This machine lacks the device, or the device lacks the feature. Choose another device "
+        "or precision."
+    ),
+    "distributed.failed": (
+        "A rank failed before the run began, and not by a mistake in its input. Its own output, "
+        "above, has the reason."
+    ),
     "distributed.identity": (
         "The launcher's variables about ranks and nodes are missing or inconsistent."
     ),
     "distributed.join": "Not all ranks joined in time, or they cannot connect to each other.",
-    "distributed.layout": "The nodes have unequal numbers of ranks, or ranks out of order.",
-    "distributed.settings": "The ranks have different settings, data or model shapes.",
+    "distributed.layout": (
+        "The nodes have unequal numbers of ranks, or ranks out of order. Start the same number "
+        "on each node."
+    ),
+    "distributed.settings": (
+        "The ranks have different settings, data or model shapes. Give all of them the same "
+        "exports, configuration files and data."
+    ),
     "machine.memory": "The machine has too little memory or too few mappings.",
-    "machine.open-files": "The limit of open files is lower than this number of ranks needs.",
+    "machine.open-files": (
+        "The limit of open files is lower than this number of ranks needs. Raise it on every "
+        "node (LimitNOFILE of slurmd, --ulimit nofile of Docker)."
+    ),
     "ops.unavailable": "The chosen implementation does not run here.",
-    "run.damaged": "The run records in this folder are damaged.",
+    "run.damaged": "The run records in this folder are damaged. Start again in another folder.",
     "run.exists": "The folder already contains a finished run.",
-    "run.in-use": "Another process is training in this folder.",
+    "run.in-use": (
+        "Another process is training in this folder. Wait for it, or choose another folder."
+    ),
     "run.other-settings": "The run in this folder was made with other settings, data or seed.",
-    "run.unfinished": "The folder contains an unfinished run; resume or remove it.",
+    "run.unfinished": (
+        "The folder contains an unfinished run. Set RESUME=1 to continue it, or remove it."
+    ),
     # Logs and submissions
     "log.incomplete": "The log lacks events that this command needs.",
     "log.missing": "No run log was found here.",

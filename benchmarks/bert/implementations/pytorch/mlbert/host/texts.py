@@ -64,3 +64,9 @@ def is_count(text: str) -> bool:
 def shortened(text: str, most: int) -> str:
     """Return the text, or its beginning and an ellipsis: at most ``most`` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, such as ``1 file`` or ``2,000 files``."""
+    plural = "" if count == 1 else "s"
+    return f"{count:,} {noun}{plural}"

@@ -14,13 +14,13 @@ from mlbert.cli.prepare.options import (
     Out,
     PoolArguments,
     ShareArguments,
-    counted,
     say,
     with_options,
 )
 from mlbert.data.formats.manifest import MAX_TOKENS
 from mlbert.data.formats.padded import Widths
 from mlbert.data.prepare import export_nvidia, import_store, tfrecords
+from mlbert.host.texts import counted
 
 app = typer.Typer()
 _LISTED = 20  # skipped records printed; the manifest lists all

@@ -11,12 +11,12 @@ from mlbert.cli.prepare.options import (
     InstanceArguments,
     Out,
     ShareArguments,
-    counted,
     say,
     with_options,
 )
 from mlbert.data.prepare.instance_set import InstanceJob, SetFormat, prepare_instances, set_digests
 from mlbert.data.prepare.text_parts import expand_inputs
+from mlbert.host.texts import counted
 
 app = typer.Typer()
 

@@ -169,9 +169,3 @@ def with_options(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..
 def say(line: str) -> None:
     """Print one line without wrapping."""
     console.print(line, soft_wrap=True, highlight=False)
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun, such as ``1 file`` or ``2,000 files``."""
-    plural = "" if count == 1 else "s"
-    return f"{count:,} {noun}{plural}"

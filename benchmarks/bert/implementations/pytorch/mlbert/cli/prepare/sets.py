@@ -16,7 +16,6 @@ from mlbert.cli.prepare.options import (
     Out,
     PoolArguments,
     ShareArguments,
-    counted,
     say,
     with_options,
 )
@@ -30,7 +29,7 @@ from mlbert.data.prepare.shuffle import Packing, make_eval_set, shuffle_set
 from mlbert.data.prepare.split_bins import EDGES, make_bins, make_hdf5_bins
 from mlbert.host.console import console, console_progress
 from mlbert.host.errors import UserError
-from mlbert.host.texts import parse_number
+from mlbert.host.texts import counted, parse_number
 
 app = typer.Typer()
 _LISTED = 30  # problems printed

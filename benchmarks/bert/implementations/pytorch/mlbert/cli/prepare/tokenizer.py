@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.prepare.options import Out, PoolArguments, counted, say, with_options
+from mlbert.cli.prepare.options import Out, PoolArguments, say, with_options
 from mlbert.cli.text_options import KINDS_OF_TEXT, Column, Encoding, SkipBad
 from mlbert.data.formats.manifest import MAX_TOKENS, make_folder
 from mlbert.data.formats.tokenizer import load_tokenizer
@@ -26,6 +26,7 @@ from mlbert.data.prepare.tokenizer_training import KINDS, check_kind
 from mlbert.data.prepare.word_choice import choose_words, write_words
 from mlbert.host.console import console, new_table, safe
 from mlbert.host.errors import UserError
+from mlbert.host.texts import counted
 
 MODERNBERT_SIZE = 50_368  # entries
 MODERNBERT_LENGTH = 8192  # tokens

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.prepare.options import Out, ShareArguments, counted, say, with_options
+from mlbert.cli.prepare.options import Out, ShareArguments, say, with_options
 from mlbert.cli.prepare.tokenizer import MODERNBERT_LENGTH, Texts
 from mlbert.cli.text_options import Column, Encoding, HeldOut, SkipBad
 from mlbert.data.formats.manifest import MAX_TOKENS
@@ -39,7 +39,7 @@ from mlbert.data.prepare.tokenizer_text import source_names
 from mlbert.host.console import console, new_table, safe, short_duration, write_page
 from mlbert.host.errors import UserError
 from mlbert.host.packages import import_sibling
-from mlbert.host.texts import parse_number
+from mlbert.host.texts import counted, parse_number
 from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
 
 LEAST_LENGTH = 16  # tokens

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.prepare.options import Out, PoolArguments, counted, say, with_options
+from mlbert.cli.prepare.options import Out, PoolArguments, say, with_options
 from mlbert.data.prepare import clean, download
 from mlbert.data.prepare.clean import recognize
 from mlbert.host.console import console_progress
+from mlbert.host.texts import counted
 
 app = typer.Typer()
 

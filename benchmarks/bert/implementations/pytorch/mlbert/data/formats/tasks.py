@@ -33,7 +33,7 @@ from mlbert.data.formats.manifest import file_sha256
 from mlbert.host.errors import UserError, import_package, nearest
 from mlbert.host.files import read_plain
 from mlbert.host.json_files import parse_json, problem_in_line, shown, whole_characters
-from mlbert.host.texts import has_decimal_comma, is_count, is_number, parse_number
+from mlbert.host.texts import counted, has_decimal_comma, is_count, is_number, parse_number
 
 _LONGEST_FIELD = 1 << 24  # characters; csv's default limit of 131072 is too small for documents
 _MOST_BYTES = 1 << 30  # of a file, which is read into memory
@@ -206,7 +206,9 @@ def table_rows(
         elif lenient:
             yield line, None
         else:
-            reason = f"line {line} has {len(fields)} fields, the header has {len(names)}"
+            reason = (
+                f"line {line} has {counted(len(fields), 'field')}, but the header has {len(names)}"
+            )
             raise UserError(
                 "data.row", path, reason, "Quote fields that contain the separator, or fix the row"
             )
