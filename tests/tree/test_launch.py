@@ -362,9 +362,9 @@ def test_two_nodes_from_flags_and_from_environment_variables(script: Path) -> No
 
 def test_inconsistent_world_sizes_are_errors() -> None:
     for numbers, code, subject in (
-        ((2, 3, 0, "127.0.0.1", 7501), "config.conflict", "--world_size 3"),
-        ((2, 4, 2, "127.0.0.1", 7501), "config.conflict", "--world_size 4"),
-        ((2, 4, 0, "127.0.0.1", None), "config.missing", "--master_port"),
+        ((2, 3, 0, "127.0.0.1", 7501), "config.conflict", "--world-size 3"),
+        ((2, 4, 2, "127.0.0.1", 7501), "config.conflict", "--world-size 4"),
+        ((2, 4, 0, "127.0.0.1", None), "config.missing", "--master-port"),
     ):
         with user_error(code, subject):
             local_command(*numbers)

@@ -790,7 +790,7 @@ def test_settings_are_checked_before_anything_starts_on_the_hosts(
         command.append("--mpirun")
     for flags, exports, name in (
         ((), {"BATCHSIZE": 15}, "BATCHSIZE"),
-        (("--max_steps", "x"), {}, "max_steps"),
+        (("--max_steps", "x"), {}, "--max-steps"),
     ):
         assert_refused(cluster.start(*command, *flags, **exports), name)
     assert not cluster.notes.exists(), "something was started"

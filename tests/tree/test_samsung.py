@@ -105,7 +105,7 @@ def test_stubs_are_short_and_equal(
     if one.suffix == ".py":
         assert run_script(one) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert "arguments are required: --" in line
+        assert "are missing. See " in line
 
 
 @pytest.mark.slow

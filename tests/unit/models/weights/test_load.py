@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.huggingface_model import (
@@ -162,7 +163,7 @@ def test_heads_that_do_not_fit_are_reported(tmp_path, form, theirs, start, missi
     own = HuggingFaceForSequenceClassification if theirs else BertForSequenceClassification
     lines = []
     model = start_weights(
-        own(SHAPE, 2), SimpleNamespace(init_checkpoint=path), 2, torch.device("cpu"), lines.append
+        own(SHAPE, 2), SimpleNamespace(init_checkpoint=path), 2, World(), lines.append
     )
     named = [f"{part}.{kind}" for part in missing for kind in ("weight", "bias")]
     wanted = [f"warning: {path} has no {name}" for name in named]

@@ -208,7 +208,7 @@ def local_command(
     nodes, rest = divmod(world_size, nproc)
     if rest or not 0 <= node_rank < nodes:
         reason = f"with {nproc} ranks per node has no node {node_rank}"
-        remedy = "Give a multiple of -n, and a node_rank below the number of nodes"
+        remedy = "Give a multiple of -n, and a --node-rank below the number of nodes"
         raise UserError("config.conflict", f"--world-size {world_size}", reason, remedy)
     command = [sys.executable, "-m", "mlbert", "launch", "ranks", "--nproc-per-node", str(nproc)]
     if nodes == 1:
