@@ -416,7 +416,10 @@ def _keep_description(path: Path, facts: dict[str, str]) -> None:
             f"{name} {there.get(name)!r} and not {facts[name]!r}" for name in differing
         )
         raise UserError(
-            "config.conflict", path, f"says {words}", "Give what it says, or another system_name"
+            "config.conflict",
+            path,
+            f"says {words}",
+            "Give the value in the file, or a different system_name",
         )
 
 

@@ -130,8 +130,8 @@ class TextArguments(InstanceArguments):
 
 
 def with_options(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that replaces the dataclass parameters of a command by one option per
-    field, after its others.
+    """Return a decorator that replaces a command's dataclass parameters with one option per field,
+    placed after its other options.
 
     Fields are annotated like Typer parameters; ``defaults`` override the dataclass's.
     """

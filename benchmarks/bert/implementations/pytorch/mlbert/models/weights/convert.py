@@ -151,7 +151,7 @@ def _vocabulary_of(checkpoint: ReadCheckpoint) -> Path | None:
     if is_foreign(path):
         check_foreign(path, checkpoint.shape.vocab_size)
         return path
-    remedy = "Set vocab_size of its bert_config.json right, or put the right vocabulary there"
+    remedy = "Correct vocab_size in its bert_config.json, or put the right vocabulary there"
     check_model_vocabulary(load_tokenizer(path), checkpoint.shape.vocab_size, path, remedy)
     return path
 

@@ -144,7 +144,7 @@ def plan_phase(request: PhaseRequest, num_bytes: int, parent: Parent | None) -> 
     preset = presets.find(name, "--preset")
     if parent is None and request.phase != STAGE1:
         reason = "needs a model to start from"
-        remedy = "Give --from and the folder of the phase before"
+        remedy = "Give the previous phase's folder with --from"
         raise UserError("config.missing", f"--phase {request.phase}", reason, remedy)
     length = _length(request, before)
     if parent is not None:
