@@ -115,7 +115,9 @@ def test_kernels_equal_their_plain_twins(use_triton):
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_gradients_in_the_flat_buffer_are_autograds(micro_batches):
-    """The bits that autograd's accumulation gives, after a step that left something else there."""
+    """The bits that autograd's accumulation gives, after a step that left something else there;
+    those of embeddings but for rounding, since their kernel adds each row to the buffer.
+    """
     results = []
     for is_flat in (True, False):
         model = initialized(BertForPreTraining(SHAPE, torch.bfloat16, fp8_products=Products()), 3)
@@ -126,8 +128,11 @@ def test_gradients_in_the_flat_buffer_are_autograds(micro_batches):
                 (batch,) = made_up_batches(1, seed=1, vocab_size=200, max_tokens=64, step=step)
                 loss_of(model, batch.to("cpu"), (3, step)).backward()
             model.end_step(lambda amax: amax)
-        results.append([parameter.grad for parameter in model.parameters()])
-    assert all(map(torch.equal, *results))
+        results.append({name: tensor.grad for name, tensor in model.named_parameters()})
+    for name, expected in results[1].items():
+        is_added_by_row = name.endswith("_embeddings.weight")
+        bound = {"rtol": 1e-5, "atol": 1e-7} if is_added_by_row else {"rtol": 0.0, "atol": 0.0}
+        torch.testing.assert_close(results[0][name], expected, **bound, msg=name)
 
 
 def counted(monkeypatch) -> Counter[str]:
