@@ -249,6 +249,10 @@ def test_an_evaluation_on_the_training_set_is_reported(tmp_path, capsys, prepare
     assert "train is the training set" in capsys.readouterr().out
 
 
+def make_infinite(parameter):
+    parameter.grad.fill_(float("inf"))
+
+
 def with_bad_gradients(monkeypatch, late, steps):
     """Make the gradients of some steps infinite, and return the list of steps that ran.
 
@@ -261,7 +265,9 @@ def with_bad_gradients(monkeypatch, late, steps):
     def poisoned(run, clock):
         pooler = run.method.model.bert.pooler.dense.bias
         step = run.state.step
-        hook = pooler.register_hook(lambda grad: grad + float("inf")) if step in steps else None
+        hook = None
+        if step in steps:
+            hook = pooler.register_post_accumulate_grad_hook(make_infinite)
         before = run.method.flat.data.clone()
         leaving = one_step(run, clock)
         if hook:
