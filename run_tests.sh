@@ -11,7 +11,7 @@ setup_venv "${PWD}" test || exit 2
 
 # The tests outside tests/gpu, which tools/gpu_check.sh runs, are those of a CPU.
 [[ $* == *tests/gpu* ]] || export CUDA_VISIBLE_DEVICES=
-# Tests use only files in the tree and the virtual environment; one slow test installs packages with pip.
+# Tests use only files in the repository and the virtual environment; one slow test installs packages with pip.
 export HF_HUB_OFFLINE=1
 # Tests start hundreds of processes, which should share the tree's compiled modules.
 unset PYTHONDONTWRITEBYTECODE

@@ -20,6 +20,7 @@ from mlaudit.planner.timing import (
 from mlaudit.report.tables import ReportTable
 from mlaudit.rules import NUM_RESULT_FILES
 from mlbert.host.errors import UserError
+from mlbert.host.texts import counted
 
 GPU_COUNTS = tuple(2**power for power in range(13))
 # The reference's batch sizes, and the one used by most published results.
@@ -270,16 +271,11 @@ def table(found: Sequence[Estimate]) -> ReportTable:
     return ReportTable(columns, rows, texts=2)
 
 
-def counted(gpus: int) -> str:
-    """Return a number of GPUs in words, such as ``1 GPU``."""
-    return f"{gpus:,} GPU{'' if gpus == 1 else 's'}"
-
-
 def choice(cheapest: Estimate, fastest: Estimate) -> str:
     """Return the cheapest and the fastest choice as text."""
     words = [
-        f"{name}: {counted(item.job.gpus)}, batch {item.job.batch}, {duration(item.seconds)}, "
-        f"{item.dollars:,.2f} dollars"
+        f"{name}: {counted(item.job.gpus, 'GPU')}, batch {item.job.batch}, "
+        f"{duration(item.seconds)}, {item.dollars:,.2f} dollars"
         for name, item in (("cheapest", cheapest), ("fastest within the budget", fastest))
     ]
     return "\n".join(words)

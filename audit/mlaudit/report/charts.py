@@ -16,6 +16,7 @@ from mlaudit.report.runs import Points, ReportedRun, finite, thin
 from mlaudit.report.svg import COLORS, SERIES, Chart, draw, in_thousands, label_rows, logarithmic
 from mlaudit.report.tables import ReportTable
 from mlaudit.rules import BENCHMARK, ReferencePoint
+from mlbert.host.texts import counted
 
 _MINUTE = 60.0
 _HOUR = 3600.0
@@ -252,7 +253,7 @@ def where_time_went(results: Sequence[Result]) -> Chart | None:
     shares = widths[:, 1:].sum(0) / max(widths[:, 1:].sum(), 1e-9)
     words = [part[2] for part in _PARTS[1:]]
     finding = ", ".join(
-        f"{name} {share:.0%}".replace("%", " %")
+        f"{name} {100 * share:.0f} %"
         for name, share in zip(words, shares, strict=True)
         if share > _LEAST_SHARE
     )
@@ -491,8 +492,7 @@ def sweep(found: Sequence[Estimate]) -> Chart:
         axes.set(xlabel=f"{found[0].job.label} GPUs", ylabel="minutes")
 
     first, last = (f"{_shown(time)} minutes" for time in (minutes[0], minutes[-1]))
-    plural = "" if gpus[0] == 1 else "s"
-    finding = f"{first} on {gpus[0]:,} GPU{plural}, {last} on {gpus[-1]:,}"
+    finding = f"{first} on {counted(gpus[0], 'GPU')}, {last} on {gpus[-1]:,}"
     rows = [
         [f"{count:,}", *map(_shown, numbers)]
         for count, *numbers in zip(gpus, minutes, low, high, strict=True)

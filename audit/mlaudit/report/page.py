@@ -31,6 +31,7 @@ from mlaudit.round_table import AuditedRound
 from mlaudit.rules import UNVERIFIED
 from mlbert.host.metrics import titles
 from mlbert.host.metrics_file import read_points
+from mlbert.host.texts import counted
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -96,8 +97,7 @@ def _title(results: Sequence[Result]) -> str:
     what = f"{len(results)} systems side by side"
     if len(results) == 1:
         lone = results[0]
-        plural = "" if len(lone.runs) == 1 else "s"
-        what = f"{lone.system.name}, {len(lone.runs)} run{plural}"
+        what = f"{lone.system.name}, {counted(len(lone.runs), 'run')}"
     return f"Training report: {what}"
 
 
@@ -217,10 +217,9 @@ def plan_page(best: Estimate, sweep: Sequence[Estimate] = (), choice: str = "") 
         tiles.append((f"{best.dollars:,.2f}", "dollars a run"))
     if best.kilowatt_hours is not None:
         tiles.append((f"{best.kilowatt_hours:,.2f}", "kWh a run"))
-    plural = "" if job.nodes == 1 else "s"
     return _render(
         "plan.html",
-        title=f"Plan: {job.gpus:,} {job.label} on {job.nodes:,} node{plural}",
+        title=f"Plan: {job.gpus:,} {job.label} on {counted(job.nodes, 'node')}",
         words=f"An estimate, not a measurement. {request.expected_error_of(job)}. {UNVERIFIED}",
         headline=Headline(request.duration(best.seconds), "estimated time to train", tiles),
         charts=[charts.sweep(sweep)] if sweep else [],

@@ -70,7 +70,7 @@ interrupted_installation() {
 
 setup_venv() {
     local root="$1" extra="${2:-}" venv="${3:-$1/.venv}"
-    local mark=mlbert-made-this stamp want python index source messages
+    local mark=mlbert-made-this stamp want python index source messages pip_output
     stamp="${venv}/mlbert-installed${extra:+-${extra//,/-}}"
     # The stamp includes the path because neither a virtual environment nor an editable install can be moved.
     want="$({ echo "${root}" && cat "${root}/pyproject.toml" "${root}/constraints.txt"; } | sha256sum | cut -d' ' -f1)"
@@ -108,10 +108,10 @@ setup_venv() {
     grep -v '^triton==' "${root}/constraints.txt" >"${pins}"
     index="$(torch_index python)"
     torch_size "${index}"
-    # What venv and pip print is shown if they fail, but not if they are interrupted.
-    messages="${venv}/messages.txt"
+    # What pip prints is shown if it fails, but not if it is interrupted.
+    pip_output="${venv}/messages.txt"
     pip_install() {
-        python -m pip install --quiet --quiet --disable-pip-version-check --constraint "${pins}" "$@" 2>"${messages}"
+        python -m pip install --quiet --quiet --disable-pip-version-check --constraint "${pins}" "$@" 2>"${pip_output}"
     }
     # Install setuptools first, so that the build does not download a second, unpinned copy.
     if ! { echo "1/3 setuptools ..." && pip_install setuptools &&
@@ -119,7 +119,7 @@ setup_venv() {
         echo "3/3 mlbert and the rest ..." &&
         { python -c 'import triton' 2>/dev/null || cp "${root}/constraints.txt" "${pins}"; } &&
         pip_install --no-build-isolation --editable "${source}${extra:+[${extra}]}"; }; then
-        cat "${messages}" >&2
+        cat "${pip_output}" >&2
         echo "error: the installation failed; see pip's message above. Fix the cause (network, disk space) and run the same command again." >&2
         return 2
     fi

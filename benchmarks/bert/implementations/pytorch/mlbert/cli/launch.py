@@ -42,6 +42,15 @@ app = typer.Typer(
 )
 # Commands of mlbert that train on several ranks.
 _COMMANDS = ("pretrain", "train")
+# Of a command whose last argument is another program's command line.
+PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+Script = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SCRIPT",
+        help="A Python file, -m and a module, or pretrain or train, with its arguments.",
+    ),
+]
 _LOCAL_OPTIONS = ("--nproc", "--world-size", "--node-rank", "--master-addr", "--master-port")
 _HOSTS_OPTIONS = ("--hosts", "--hostfile", "--nproc", "--master-addr", "--master-port", "--export")
 
@@ -105,17 +114,9 @@ def chain(
         print(number, flush=True)
 
 
-@app.command(
-    "local", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-)
+@app.command("local", context_settings=PASSED_ON)
 def local(
-    script: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SCRIPT",
-            help="A Python file, -m and a module, or pretrain or train, with its arguments.",
-        ),
-    ],
+    script: Script,
     nproc: Annotated[
         int | None,
         typer.Option(
@@ -233,17 +234,9 @@ def local_command(
     ]
 
 
-@app.command(
-    "hosts", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-)
+@app.command("hosts", context_settings=PASSED_ON)
 def hosts(
-    script: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SCRIPT",
-            help="A Python file, -m and a module, or pretrain or train, with its arguments.",
-        ),
-    ],
+    script: Script,
     names: Annotated[
         str | None, typer.Option("--hosts", metavar="A,B", help="Hosts; rank 0 runs on the first.")
     ] = None,
@@ -317,7 +310,7 @@ def on_host() -> int:
 @app.command(
     "ranks",
     hidden=True,
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings=PASSED_ON,
 )
 def ranks(words: Annotated[list[str], typer.Argument(help="Arguments of torchrun.")]) -> int:
     """Run torchrun, silence its report, and exit with the status of the rank that failed first."""

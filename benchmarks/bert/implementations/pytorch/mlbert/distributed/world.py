@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future, wait
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -151,6 +152,15 @@ class World(RankPlace):
             busy[0] = work is not None and bool(wait([work], ROUND_SECONDS).not_done)
             self.all_reduce_max(busy)
         return work.result() if work is not None else None
+
+    def on_rank_0(self, name: str, work: Callable[[], Result]) -> Result | None:
+        """Do work on rank 0, in a thread with this name, while the others wait; return its result
+        there, and None on the others.
+
+        All ranks call it together. Raises on rank 0 what the work raises.
+        """
+        with ThreadPoolExecutor(1, name) as thread:
+            return self.wait_for_all(thread.submit(work) if self.rank == 0 else None)
 
     def warm_up(self, device: torch.device) -> None:
         """Connect all ranks, through the host and between their devices.

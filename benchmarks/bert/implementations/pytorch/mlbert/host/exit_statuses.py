@@ -35,6 +35,11 @@ class Terminated(SystemExit):
         return signal.Signals(self.signum).name
 
 
+def status_of_process(returncode: int) -> int:
+    """Return the exit status for subprocess's return code, which is -n after signal n."""
+    return returncode if returncode >= 0 else BY_SIGNAL - returncode
+
+
 def exit_status(status: str, rank: int) -> int:
     """Return the exit status of a process after its run ended,
     with SUCCESS or with ABORTED by a limit.

@@ -12,6 +12,7 @@ from mlbert.data.batches import HostBatch
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tokenizer import Tokenizer, check_model_vocabulary, load_tokenizer
 from mlbert.host.errors import UserError
+from mlbert.host.texts import shortened
 from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForPreTraining, MaskedLogits
 from mlbert.models.weights.checkpoint_state import Report
 from mlbert.models.weights.load import open_saved
@@ -20,6 +21,7 @@ from mlbert.runs.starting_weights import weights_file
 MASK = "[MASK]"
 ADAPTER = "adapter_config.json"  # PEFT's
 _HEAD = "cls.predictions."
+_MOST_TEXT = 60  # characters of a text in an error
 
 
 def open_model(source: Path) -> tuple[AnyBert, Report, Tokenizer]:
@@ -79,7 +81,7 @@ def check_text(text: str, mask: str = MASK) -> list[str]:
         reason = f"has {written} {len(parts) - 1} times" if len(parts) > 2 else f"has no {mask}"
         raise UserError(
             "config.value",
-            f"text {_shortened(text)!r}",
+            f"text {shortened(text, _MOST_TEXT)!r}",
             reason,
             f"Write {mask} once, in place of a word",
         )
@@ -113,7 +115,3 @@ def fill_tokens(
         (tokenizer.show(number), p)
         for number, p in zip(ids.tolist(), probabilities.tolist(), strict=True)
     ]
-
-
-def _shortened(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"

@@ -107,9 +107,8 @@ def best_trials(results: Metrics) -> Metrics:
     best = {}
     for task, trials in scores.items():
         means = {trial: sum(values) / len(values) for trial, values in trials.items()}
-        highest = max(means.values())
-        equal = [trial for trial, mean in means.items() if mean == highest]
-        best[task] = min(equal, key=lambda trial: astuple(trial) if trial is not None else ())
+        in_grid = sorted(means, key=lambda trial: () if trial is None else astuple(trial))
+        best[task] = max(in_grid, key=means.__getitem__)  # the first of equals
     return {job: metrics for job, metrics in results.items() if job.trial == best[job.task]}
 
 

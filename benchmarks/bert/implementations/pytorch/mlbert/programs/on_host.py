@@ -27,7 +27,7 @@ from typing import Self
 
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
-from mlbert.host.exit_statuses import BY_SIGNAL, LOST_RANK
+from mlbert.host.exit_statuses import LOST_RANK, status_of_process
 
 STARTED = "mlbert: started on this host"  # first line of standard output
 # Until a program that was asked to end is killed; torchrun gives its ranks 30 s.
@@ -107,8 +107,7 @@ class _Program:
 
     def wait(self) -> int:
         """Return the exit status once the program has ended."""
-        status = self._process.wait()
-        return status if status >= 0 else BY_SIGNAL - status
+        return status_of_process(self._process.wait())
 
     def send_signal(self, number: int) -> None:
         """Send a signal that ends the program. SIGKILL ends all that it started, too."""

@@ -20,7 +20,13 @@ from types import FrameType
 from typing import IO
 
 from mlbert.host.errors import UserError
-from mlbert.host.exit_statuses import BY_SIGNAL, LOST_RANK, SUCCEEDED, WRONG_INPUT
+from mlbert.host.exit_statuses import (
+    BY_SIGNAL,
+    LOST_RANK,
+    SUCCEEDED,
+    WRONG_INPUT,
+    status_of_process,
+)
 from mlbert.programs.on_host import END_SECONDS, STARTED, Order
 
 # Several could not ask for a password at once. A host that vanishes is noticed within a minute.
@@ -118,7 +124,7 @@ class _Host:
         status = self._ssh.wait()
         for thread in threads:
             thread.join(_LATE_SECONDS)
-        ended.put((self, status if status >= 0 else BY_SIGNAL - status))
+        ended.put((self, status_of_process(status)))
 
     def _show(self, given: IO[bytes], to: IO[str]) -> None:
         """Print each line of the host behind its name."""
@@ -127,7 +133,7 @@ class _Host:
             if text == STARTED:
                 self.is_reached = True
                 continue
-            with _ONE_LINE, contextlib.suppress(OSError):  # nobody reads
+            with _ONE_LINE, contextlib.suppress(OSError):  # the reader has ended
                 to.write(f"{self.name}: {text}\n")
                 to.flush()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -148,12 +147,9 @@ def load_on_rank_0(
     Raises:
         UserError: on rank 0, as `load_weights` does.
     """
-
-    def load() -> Report:
-        return load_weights(model, checkpoint, extend_context)
-
-    with ThreadPoolExecutor(1, "weights-reader") as reader:
-        report = world.wait_for_all(reader.submit(load) if world.rank == 0 else None)
+    report = world.on_rank_0(
+        "weights-reader", lambda: load_weights(model, checkpoint, extend_context)
+    )
     for _, parameter in model.named_parameters():
         world.broadcast(parameter.detach())
     return report

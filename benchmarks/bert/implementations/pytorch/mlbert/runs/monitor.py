@@ -206,7 +206,7 @@ class Monitor(Events):
 
     @property
     def _is_wide(self) -> bool:
-        """True if the terminal has room for a bar and all figures."""
+        """True if a bar and all figures fit the width of the terminal."""
         return self.console.width >= WIDE_COLUMNS
 
     def _figures(

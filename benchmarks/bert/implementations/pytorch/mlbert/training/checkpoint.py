@@ -90,8 +90,7 @@ class CheckpointFolder:
                 lambda folder, state: Checkpoint(folder, load_file(folder / _TENSORS), state)
             )
 
-        with ThreadPoolExecutor(1) as reader:
-            result = world.wait_for_all(reader.submit(read) if world.rank == 0 else None)
+        result = world.on_rank_0("checkpoint-reader", read)
         checkpoint, warnings = result or (None, [])
         return _send(checkpoint, world), warnings
 

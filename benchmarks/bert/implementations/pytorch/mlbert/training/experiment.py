@@ -178,8 +178,9 @@ def _check_same(config: Configuration, inputs: Inputs, world: World) -> None:
     for name, digest in (("training", inputs.train_data), ("evaluation", inputs.eval_data)):
         kind, _, _ = digest.rpartition(":")
         mine[f"the {name} set ({kind})"] = digest
-    theirs = json.loads(world.rendezvous.text_of_rank_0("settings", json.dumps(mine)))
-    for name, value in json.loads(json.dumps(mine)).items():
+    text = json.dumps(mine)
+    theirs = json.loads(world.rendezvous.text_of_rank_0("settings", text))
+    for name, value in json.loads(text).items():
         other = theirs.get(name, value)
         if value != other:
             problem = f"is {value} here, and {other} on rank 0"
