@@ -13,7 +13,16 @@ from matplotlib.axes import Axes
 from mlaudit.planner.cost import Estimate
 from mlaudit.report.results import FASTEST, SLOWEST, Result
 from mlaudit.report.runs import Points, ReportedRun, finite, thin
-from mlaudit.report.svg import COLORS, SERIES, Chart, draw, in_thousands, label_rows, logarithmic
+from mlaudit.report.svg import (
+    COLORS,
+    PATTERNS,
+    SERIES,
+    Chart,
+    draw,
+    in_thousands,
+    label_rows,
+    logarithmic,
+)
 from mlaudit.report.tables import ReportTable
 from mlaudit.rules import BENCHMARK, ReferencePoint
 from mlbert.host.texts import counted
@@ -23,12 +32,14 @@ _HOUR = 3600.0
 _LONGEST_NAME = 26
 _LEAST_SHARE = 0.01  # of the time; smaller parts are not visible
 _BAR = 0.68  # height relative to the row distance
+# Attribute of a run's times, color, pattern (in `PATTERNS`) and words. Neighbors differ in their
+# patterns, too, not in color alone.
 _PARTS = (
-    ("untimed", "grid", "before run_start, not timed"),
-    ("start", "s3", "run_start to the first step"),
-    ("training", "s0", "training"),
-    ("evaluation", "s1", "evaluation"),
-    ("other", "s2", "other: between steps"),
+    ("untimed", "grid", "", "before run_start, not timed"),
+    ("start", "s3", "dots", "run_start to the first step"),
+    ("training", "s0", "", "training"),
+    ("evaluation", "s1", "stripes", "evaluation"),
+    ("other", "s2", "cross", "other: between steps"),
 )
 _MOST_POINTS = 20_000  # in one figure
 _LEAST_POINTS = 4  # per curve
@@ -102,7 +113,10 @@ def _times_of_runs(result: Result) -> Chart | None:
         axes.barh(
             range(len(runs)),
             values,
-            color=[COLORS[name] for name in colors],
+            facecolor=[COLORS[name] for name in colors],
+            edgecolor=COLORS["paper"],
+            linewidth=0,
+            hatch=[PATTERNS[_pattern_of(result, run)] for run, _ in runs],
             height=_BAR,
             label=words,
         )
@@ -216,8 +230,7 @@ def where_time_went(results: Sequence[Result]) -> Chart | None:
         for result in results
     ]
     parts = [
-        [[getattr(part, name) or 0.0 for name, _, _ in _PARTS] for _, part in runs]
-        for runs in times
+        [[getattr(part, name) or 0.0 for name, *_ in _PARTS] for _, part in runs] for runs in times
     ]
     if not any(parts):
         return None
@@ -238,20 +251,23 @@ def where_time_went(results: Sequence[Result]) -> Chart | None:
     def paint(axes: Axes) -> None:
         is_visible = (widths > _LEAST_SHARE * widths[:, 1:].sum(1, keepdims=True)).any(0)
         lefts = (widths.cumsum(1) - widths - widths[:, :1]) / scale
-        for index, (_, variable, words) in enumerate(_PARTS):
+        for index, (_, variable, pattern, words) in enumerate(_PARTS):
             axes.barh(
                 range(len(labels)),
                 (widths / scale)[:, index],
                 height=_BAR,
                 left=lefts[:, index],
-                color=COLORS[variable],
+                facecolor=COLORS[variable],
+                edgecolor=COLORS["paper"],
+                linewidth=0,
+                hatch=PATTERNS[pattern],
                 label=words if is_visible[index] else "_",
             )
         label_rows(axes, labels)
         axes.set_xlabel(unit)
 
     shares = widths[:, 1:].sum(0) / max(widths[:, 1:].sum(), 1e-9)
-    words = [part[2] for part in _PARTS[1:]]
+    words = [part[-1] for part in _PARTS[1:]]
     finding = ", ".join(
         f"{name} {100 * share:.0f} %"
         for name, share in zip(words, shares, strict=True)
@@ -259,7 +275,7 @@ def where_time_went(results: Sequence[Result]) -> Chart | None:
     )
     finding = finding[:1].upper() + finding[1:]
     rows = [[label, *map(_shown, row)] for label, row in zip(labels, (widths / scale), strict=True)]
-    points = _table(["", *(f"{part[2]}, {unit}" for part in _PARTS)], rows)
+    points = _table(["", *(f"{part[-1]}, {unit}" for part in _PARTS)], rows)
     note = _note_on_times(results)
     return draw("Where the time went", paint, finding, points, len(labels), note)
 
@@ -545,6 +561,14 @@ def _dashes_of(result: Result, run: ReportedRun) -> str:
     if mark is None:
         return "-"
     return "--" if mark in (FASTEST, SLOWEST) else ":"
+
+
+def _pattern_of(result: Result, run: ReportedRun) -> str:
+    """Return the pattern of a run's bar within one system: none if it counts."""
+    mark = result.marks.get(run.name)
+    if mark is None:
+        return ""
+    return "stripes" if mark in (FASTEST, SLOWEST) else "cross"
 
 
 def _level(

@@ -29,8 +29,16 @@ SERIES = 8  # line colors in the style sheet
 COLORS = {
     name: f"#0000{index:02x}"
     for index, name in enumerate(
-        ("ink", "muted", "grid", "warn", "band", *(f"s{i}" for i in range(SERIES))), start=1
+        ("paper", "ink", "muted", "grid", "warn", "band", *(f"s{i}" for i in range(SERIES))),
+        start=1,
     )
+}
+# Name of a bar's pattern, also a class of its swatch in the style sheet -> matplotlib's hatch.
+PATTERNS = {
+    "": "",
+    "dots": "...",
+    "stripes": "////",
+    "cross": "xxxx",
 }
 # Sizes of a figure, in the units of the page's text.
 _WIDTH = 460.0
@@ -53,6 +61,7 @@ _SETTINGS: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.xmargin": 0.02,
     "grid.linewidth": 0.8,
+    "hatch.linewidth": 1.2,
     "xtick.major.size": 0,
     "ytick.major.size": 0,
     "lines.dashed_pattern": (4, 3),
@@ -69,7 +78,7 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 class Key(NamedTuple):
     """One entry of a legend."""
 
-    kind: str  # class of its swatch in the style sheet
+    kind: str  # classes of its swatch in the style sheet
     color: str  # placeholder, or CSS once it is in a `Chart`
     words: str
 
@@ -158,7 +167,11 @@ def _key(artist: Any, words: str) -> Key:
     patch = artist[0] if isinstance(artist, BarContainer) else artist
     if not patch.get_fill():
         return Key("box", to_hex(patch.get_edgecolor()), words)
-    return Key("band" if patch.get_alpha() else "bar", to_hex(patch.get_facecolor()), words)
+    if patch.get_alpha():
+        return Key("band", to_hex(patch.get_facecolor()), words)
+    patterns = {hatch: name for name, hatch in PATTERNS.items()}
+    kind = f"bar {patterns[patch.get_hatch() or '']}".strip()
+    return Key(kind, to_hex(patch.get_facecolor()), words)
 
 
 def logarithmic(axes: Axes, axis: str, values: Sequence[float]) -> None:

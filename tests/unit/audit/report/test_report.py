@@ -266,6 +266,18 @@ def test_a_page_of_one_system_has_its_figures_and_is_the_same_twice(tmp_path):
     assert not re.search(r"#0000(?!00)[01][0-9a-f]", text), "every placeholder has its variable"
 
 
+def test_bars_next_to_each_other_differ_in_their_patterns(tmp_path):
+    for index in range(10):
+        write_log(tmp_path / f"result_{index}.txt", [(100, 9, 0.5), (200, 20 + index, 0.73)])
+    text = page_of(tmp_path)
+    found = re.findall(r'<i class="swatch (bar[ a-z]*)"[^>]*></i>([^<]+)', text)
+    assert ("bar", "training") in found
+    assert ("bar stripes", "evaluation") in found
+    assert ("bar", "counted") in found
+    assert ("bar stripes", "fastest or slowest: not counted") in found
+    assert text.count("<pattern") >= 2
+
+
 def test_systems_side_by_side(tmp_path):
     for name, seconds in (("one", [100, 101, 102]), ("two", [50, 51, 52])):
         write_runs(tmp_path / "results" / name / "bert", seconds)
