@@ -83,11 +83,12 @@ train() {
     EXPERIMENT="${i}" "${root}/benchmarks/bert/implementations/pytorch/launch/run_and_time.sh"
 }
 
-# Say what the same command does after Ctrl-C. The program that was interrupted has said what it saved.
+# Say what the same command does after Ctrl-C. The program that was interrupted has said what it saved,
+# and with RESUME=1 also how to go on.
 # shellcheck disable=SC2329 # trap calls it
 interrupted() {
     if ((runs == 1)); then
-        echo "The same command continues." >&2
+        [[ -n "${RESUME:-}" ]] || echo "The same command continues." >&2
     else
         echo "The same command repeats the run that was interrupted, and keeps those that are finished." >&2
     fi

@@ -44,6 +44,12 @@ def test_ctrl_c_saves_a_checkpoint_from_which_the_run_continues(tmp_path: Path) 
     assert (tmp_path / "out/run_0/summary.json").exists()
 
 
+def test_the_same_command_continues_if_it_resumes(tmp_path: Path) -> None:
+    status, out, err = interrupt(tmp_path, resume=1)
+    assert (status, err) == (130, "")
+    assert out.splitlines()[-1].endswith(" is saved, and the same command continues from it")
+
+
 def test_without_checkpoints_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
     status, _, err = interrupt(tmp_path, save_checkpoint_steps=0)
     assert (status, err) == (130, "mlbert: interrupted\n")

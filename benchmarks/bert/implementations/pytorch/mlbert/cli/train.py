@@ -224,10 +224,12 @@ def _train_until_interrupted(resolved: Resolved, world: World, console: Console)
     except Terminated as end:
         if not has_caught():
             raise
-        steps = RunFolder.of(resolved.config[RunConfig]).checkpoint_steps
+        settings = resolved.config[RunConfig]
+        steps = RunFolder.of(settings).checkpoint_steps
         words = "nothing was trained yet"
         if steps:
-            words = f"step {steps[-1]:,} is saved, and RESUME=1 continues from it"
+            how = "the same command" if settings.resume else "RESUME=1"
+            words = f"step {steps[-1]:,} is saved, and {how} continues from it"
         _print_lines(console, [f"interrupted: {words}"])
         return interrupted_status(end)
 
