@@ -6,10 +6,16 @@ on the same text for the same time.
     python tools/race.py mlbert modernbert:4e-3
     python tools/race.py modernbert:1e-3 modernbert:2e-3 --minutes 3 --seeds 1
 
-A side is `mlbert`, with the settings from its rules, or NAME:LEARNING_RATE: `bert` or `modernbert`
-of `transformers`, or ours with the optimizer NAME. Both run at the same time, each with one thread
-on a separate core, so that a noisy machine slows both. They read the same rows with the same
-vocabulary and are scored on the same masked tokens. There is one pair of runs for each seed.
+A side is one of
+
+* `mlbert`, with the settings from its rules; `local` or `modern`, the same with the local
+  attention, or all of the form, of ModernBERT
+* NAME:LEARNING_RATE: `bert` or `modernbert` of `transformers`; `small`, a preset of `mlbert
+  pretrain` with its own size; or `mlbert` with the optimizer NAME
+
+Both sides run at the same time, each with one thread on a separate core, so that a noisy machine
+slows both. They read the same rows with the same vocabulary and are scored on the same masked
+tokens. There is one pair of runs for each seed.
 """
 
 from __future__ import annotations
@@ -34,7 +40,7 @@ from installed_text import write_text
 from mlbert.host.errors import UserError
 from mlbert.ops.precision import compute_dtype, small_model_precision
 from mlbert.programs.pretrain_rules import SEQUENCE_LENGTH, Choice, choose
-from race_text import EVALUATION, read_race
+from race_text import EVALUATION, RaceText, read_race
 
 Record = Mapping[str, Any]
 Run = tuple[str, str, float, int]  # size, side, learning rate and seed
@@ -45,7 +51,7 @@ RULE_NAMES = {
     "4x256": "small",
     "6x384": "medium",
 }
-OURS = "mlbert"
+PRESET = "small"
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,8 @@ class Runner:
     """One run.
 
     Attributes:
-        side: `OURS`, a model of `race_sides.THEIR_MASK_RATES`,
-            or one of our optimizers to use instead of the rules'.
+        side: one of `race_sides.OUR_FORMS`, a model of `race_sides.THEIR_MASK_RATES`, `PRESET`, or
+            one of our optimizers to use instead of the rules'.
         size: a key of `RULE_NAMES`.
         budget: seconds of CPU time.
         seed: seed of weights, order and masks.
@@ -99,7 +105,7 @@ def run(
         size: a key of `RULE_NAMES`.
         minutes: CPU time of each run.
         seeds: one for each pair of runs.
-        sides: one or two names with learning rates; for `OURS`, None is the rules' rate.
+        sides: one or two names with learning rates; None is the rules' rate.
         on_record: called with each record.
 
     Raises:
@@ -186,13 +192,22 @@ def _run(runner: Runner, text: Path, folder: Path, queue: Queue[Any]) -> None:
                 rows, runner.side, choice.shape, runner.learning_rate, runner.seed, dtype
             )
         else:
-            if runner.side != OURS:
-                choice = replace(choice, optimizer=runner.side, learning_rate=runner.learning_rate)
-            side = race_sides.ours(rows, choice, runner.seed, dtype)
+            side = race_sides.ours(rows, _recipe(runner, choice, rows), runner.seed, dtype)
         for point in race_sides.race(*side, runner.budget):
             queue.put({**asdict(runner), **point})
     finally:
         queue.put(None)
+
+
+def _recipe(runner: Runner, choice: Choice, rows: RaceText) -> race_sides.Recipe:
+    """Return how a side of ours trains."""
+    vocabulary = len(rows.unigrams)
+    if runner.side in race_sides.OUR_FORMS:
+        return race_sides.of_rules(choice, vocabulary, runner.side)
+    if runner.side == PRESET:
+        return race_sides.of_preset(PRESET, vocabulary, runner.learning_rate, choice.sequences)
+    choice = replace(choice, optimizer=runner.side, learning_rate=runner.learning_rate)
+    return race_sides.of_rules(choice, vocabulary)
 
 
 def curves_of(records: Iterable[Record]) -> dict[Run, list[Record]]:
@@ -239,9 +254,12 @@ def table(records: Sequence[Record]) -> str:
 
 
 def _named_side(text: str) -> tuple[str, float | None]:
-    """Parse NAME:RATE; only `OURS` needs no rate. Raises ArgumentTypeError or ValueError."""
+    """Parse NAME:RATE; only `race_sides.OUR_FORMS` need no rate.
+
+    Raises ArgumentTypeError or ValueError.
+    """
     name, _, rate = text.partition(":")
-    if not rate and name != OURS:
+    if not rate and name not in race_sides.OUR_FORMS:
         raise argparse.ArgumentTypeError(f"{name} needs a learning rate: {name}:RATE")
     return name, float(rate) if rate else None
 
@@ -252,7 +270,11 @@ def main() -> None:
         description="Pre-train on the same text for the same time, and compare accuracy."
     )
     parser.add_argument(
-        "sides", nargs="+", type=_named_side, metavar="SIDE", help="NAME:RATE or mlbert, one or two"
+        "sides",
+        nargs="+",
+        type=_named_side,
+        metavar="SIDE",
+        help="NAME:RATE, mlbert, local or modern; one or two",
     )
     parser.add_argument("--minutes", type=float, default=20.0, help="CPU time of each run")
     parser.add_argument("--size", choices=RULE_NAMES, default="2x128", help="layers x hidden size")

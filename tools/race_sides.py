@@ -7,8 +7,10 @@ wall time; on a busy machine other load does not count. Evaluation is not timed.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from mlbert.config import presets
+from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.ragged import Ragged
 from mlbert.distributed.reduce import GradientReducer
 from mlbert.distributed.sharding import ShardLayout
@@ -45,6 +49,14 @@ THEIR_MASK_RATES = {
 }
 THEIR_WARMUP = 0.06  # of the time
 THEIR_ROWS = 16
+# Models of the rules' layers and hidden size.
+OWN_FORM = "mlbert"
+LOCAL_FORM = "local"
+MODERN_FORM = "modern"
+OUR_FORMS = (OWN_FORM, LOCAL_FORM, MODERN_FORM)
+# Shares of the time in which a preset's rate rises and falls.
+PRESET_WARMUP = 0.1
+PRESET_DECAY = 0.2
 _MIN_RATE = 1e-9  # so that no update has rate 0
 
 Point = dict[str, float]
@@ -161,31 +173,110 @@ def _their_model(
     return modern, modern.model, nn.Sequential(modern.head, modern.decoder)
 
 
-def ours(
-    text: RaceText, choice: Choice, seed: int, dtype: torch.dtype
-) -> tuple[Step, Callable[[], float]]:
-    """Return the step and the evaluation of our model,
-    with the rules' settings and a schedule over the time.
+@dataclass(frozen=True)
+class Recipe:
+    """How a model of ours trains.
+
+    Attributes:
+        config: the model.
+        optimizer: name in `OPTIMIZERS`.
+        learning_rate: highest rate.
+        weight_decay: times the rate, per update.
+        max_grad_norm: None does not clip.
+        rows: of an update.
+        factor: share of the time -> factor on the rate.
     """
-    model = BertForMaskedLM(choice.shape.config(len(text.unigrams)), dtype)
+
+    config: BertConfig
+    optimizer: str
+    learning_rate: float
+    weight_decay: float
+    max_grad_norm: float | None
+    rows: int
+    factor: Callable[[float], float]
+
+
+def of_rules(choice: Choice, vocabulary: int, form: str = OWN_FORM) -> Recipe:
+    """Return the recipe of the rules' settings with a schedule over the time.
+
+    Args:
+        choice: from the rules.
+        vocabulary: entries.
+        form: `OWN_FORM` is the rules' model; the others are of the same layers and hidden size:
+            `LOCAL_FORM` has ModernBERT's local attention in two of three layers, `MODERN_FORM` is
+            ModernBERT in all.
+    """
+    shape = choice.shape
+    config = shape.config(vocabulary)
+    published = presets.find("modernbert-base", "--preset").shape
+    if form == LOCAL_FORM:
+        config = replace(
+            config,
+            local_attention=published.local_attention,
+            global_attn_every_n_layers=published.global_attn_every_n_layers,
+        )
+    if form == MODERN_FORM:
+        config = replace(
+            published,
+            vocab_size=vocabulary,
+            hidden_size=shape.hidden,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.hidden // published.head_size,
+            intermediate_size=shape.intermediate,
+            rope_theta=presets.SHORT_ROPE_THETA,
+        )
+    warmup = choice.warmup / choice.updates
+    decay = choice.decay / choice.updates
+    return Recipe(
+        config,
+        choice.optimizer,
+        choice.learning_rate,
+        WEIGHT_DECAY,
+        1.0,
+        choice.sequences,
+        lambda share: min(1.0, share / warmup, (1 - share) / decay),
+    )
+
+
+def of_preset(name: str, vocabulary: int, rate: float, rows: int) -> Recipe:
+    """Return the recipe of a preset: its first phase, and in the last fifth of the time its decay
+    phase.
+    """
+    preset = presets.find(name, "--preset")
+    config = replace(preset.shape, vocab_size=vocabulary, rope_theta=presets.SHORT_ROPE_THETA)
+
+    def factor(share: float) -> float:
+        if share < 1 - PRESET_DECAY:
+            return min(1.0, share / PRESET_WARMUP)
+        return 1 - math.sqrt((share - 1 + PRESET_DECAY) / PRESET_DECAY)
+
+    return Recipe(config, "stableadamw", rate, preset.weight_decay / rate, None, rows, factor)
+
+
+def ours(
+    text: RaceText, recipe: Recipe, seed: int, dtype: torch.dtype
+) -> tuple[Step, Callable[[], float]]:
+    """Return the step and the evaluation of our model."""
+    model = BertForMaskedLM(recipe.config, dtype)
     model.initialize(seed)
-    begin_with_frequencies(model, text.unigrams)
+    if recipe.config.starts_from_text:
+        begin_with_frequencies(model, text.unigrams)
     flat = FlatParameters(model.ordered_parameters())
-    numbers: dict[str, Any] = {"betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}
-    update_rule = OPTIMIZERS.load(choice.optimizer)
-    optimizer = update_rule(flat, ShardLayout.whole(flat.numel), max_grad_norm=1.0, **numbers)
+    numbers: dict[str, Any] = {"betas": BETAS, "eps": EPSILON, "weight_decay": recipe.weight_decay}
+    update_rule = OPTIMIZERS.load(recipe.optimizer)
+    optimizer = update_rule(
+        flat, ShardLayout.whole(flat.numel), max_grad_norm=recipe.max_grad_norm, **numbers
+    )
     reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
     objective = MaskedLM("step")
     update = TrainingStep(
         model, objective, flat, reducer, optimizer, over_ranks=lambda amax: amax, say=print
     )
-    batches = text.batches(choice.sequences, MASK_RATE, seed)
+    batches = text.batches(recipe.rows, MASK_RATE, seed)
     steps = itertools.count()
-    warmup = choice.warmup / choice.updates
-    decay = choice.decay / choice.updates
 
     def step(share: float) -> float:
-        rate = choice.learning_rate * min(1.0, share / warmup, (1 - share) / decay)
+        rate = recipe.learning_rate * recipe.factor(share)
         batch = host_batch(next(batches))
         divisors = objective.divisors(objective.counts(batch))
         return float(update([batch], seed, next(steps), divisors, max(rate, _MIN_RATE)).loss_sum)

@@ -3,6 +3,7 @@ and the picture is drawn.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -63,12 +64,20 @@ def test_both_sides_learn_within_the_time_limit(text: RaceText) -> None:
     one.
     """
     choice = choose(10**5, 1.5, "tiny", 6.5e10)
+    entries = len(text.unigrams)
     ends = {}
+
+    def own(recipe: race_sides.Recipe) -> tuple[race_sides.Step, Callable[[], float]]:
+        return race_sides.ours(text, recipe, 1, torch.float32)
+
     for name, side in (
-        ("ours", race_sides.ours(text, choice, 1, torch.float32)),
+        ("ours", own(race_sides.of_rules(choice, entries))),
+        ("local", own(race_sides.of_rules(choice, entries, "local"))),
+        ("modern", own(race_sides.of_rules(choice, entries, "modern"))),
+        ("small", own(race_sides.of_preset("small", entries, 3e-3, 8))),
         (
             "stableadamw",
-            race_sides.ours(text, replace(choice, optimizer="stableadamw"), 1, torch.float32),
+            own(race_sides.of_rules(replace(choice, optimizer="stableadamw"), entries)),
         ),
         ("bert", race_sides.theirs(text, "bert", SizeShape(1, 64, 200), 2e-3, 1, torch.float32)),
         (
@@ -81,7 +90,9 @@ def test_both_sides_learn_within_the_time_limit(text: RaceText) -> None:
         assert [p["updates"] for p in points] == sorted(p["updates"] for p in points)
         ends[name] = points[-1]["accuracy"]
     guesses = text.guesses()
-    assert min(ends["ours"], ends["stableadamw"]) > 2 * float(guesses["most_frequent_accuracy"])
+    assert min(ends["ours"], ends["local"], ends["stableadamw"]) > 2 * float(
+        guesses["most_frequent_accuracy"]
+    )
     assert min(ends["bert"], ends["modernbert"]) > 0.5 * float(guesses["most_frequent_accuracy"])
 
 
