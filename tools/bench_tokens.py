@@ -35,6 +35,7 @@ from typing import Any
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.prepare import python_text
 from mlbert.host.files import write_atomically
+from mlbert.host.process_memory import descendants_of, memory_of
 
 DIFFERENT_BYTES = 50_000_000  # of documents that are not made from earlier ones
 WORD_LETTERS = 12
@@ -97,34 +98,6 @@ def library_rate(tokenizer: Path, folder: Path) -> Rate:
     return Rate(total / (time.perf_counter() - began), total / (time.process_time() - began_cpu))
 
 
-def memory_of(process: int) -> tuple[int, int]:
-    """Return the resident and the proportional bytes of a process and those that it started."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(path.parent.name)] = int(fields[1])
-    mine = {process}
-    while True:
-        more = {child for child, parent in parents.items() if parent in mine} - mine
-        if not more:
-            break
-        mine |= more
-    sums = {"Rss": 0, "Pss": 0}
-    for number in mine:
-        try:
-            lines = Path(f"/proc/{number}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            name, _, value = line.partition(":")
-            if name in sums:
-                sums[name] += 1024 * int(value.split()[0])
-    return sums["Rss"], sums["Pss"]
-
-
 def run_command(words: Sequence[str | Path]) -> dict[str, Any]:
     """Run `mlbert prepare tokens` and return its time, peak memory and output."""
     began = time.perf_counter()
@@ -134,9 +107,9 @@ def run_command(words: Sequence[str | Path]) -> dict[str, Any]:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         most_rss = most_pss = 0
         while process.poll() is None:
-            rss, pss = memory_of(process.pid)
-            most_rss = max(most_rss, rss)
-            most_pss = max(most_pss, pss)
+            memory = memory_of({process.pid, *descendants_of(process.pid)})
+            most_rss = max(most_rss, memory.rss)
+            most_pss = max(most_pss, memory.pss)
             time.sleep(SAMPLE_SECONDS)
         seconds = time.perf_counter() - began
         output.seek(0)

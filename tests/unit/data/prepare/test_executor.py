@@ -31,7 +31,7 @@ if __name__ == "__main__":
             list(results)
     Executor(2).run(sleep_long, paths, name="n", where=Path(), sizes=[1, 1, 1])
 elif {slow_import}:
-    os.write(1, b"%d\\n" % os.getpid())  # one write: two processes do it at once
+    os.write(1, b"%d\\n" % os.getpid())
     time.sleep(600)
 """
 

@@ -2,18 +2,24 @@
 
 import csv
 import json
+import os
 import random
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers, processors, trainers
 
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
+from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.data.prepare import (
+    executor,
     kept_documents,
     python_text,
     token_chunks,
@@ -27,6 +33,7 @@ from mlbert.data.prepare.kept_documents import first_of_each
 from mlbert.data.prepare.shares import Share
 from mlbert.data.prepare.step_tasks import ShareDone
 from mlbert.data.prepare.token_set import TokenRequest, prepare_tokens
+from mlbert.host.process_memory import descendants_of, memory_of
 from programs import RunMlbert
 from user_errors import user_error
 
@@ -42,6 +49,7 @@ FRENCH = (
     "le jardin la maîtresse et vers maison entre enfants soir rentrent encore par rues jamais "
     "plus sur ponts avec beaucoup de belles histoires du passé était racontée pendant qu'ils"
 )
+MOST_OF_A_PROCESS = 30e6  # bytes; 60e6 to 90e6 if each loads everything itself
 # In a small process: a program inherits the peak of the one that started it.
 MEASURE = """
 import resource, subprocess, sys
@@ -260,6 +268,52 @@ def test_memory_of_one_process_is_planned_within_a_fifth(tmp_path: Path) -> None
     assert planned is not None, said
     _, peak = peak_of(*words)
     assert float(planned[1]) == pytest.approx(peak / 1e9, rel=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_a_further_process_takes_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_plain: bool
+) -> None:
+    """Of the tokenizer's vocabulary, the modules and the model of languages, all have one copy."""
+    tokenizer = load_tokenizer("bert-base-uncased" if is_plain else byte_pairs(tmp_path))
+    monkeypatch.setattr(executor, "_MOST_WORKERS", 100)
+    draw = random.Random(1)
+    words = [sentence for document in python_text.documents() for sentence in document]
+    texts = [" ".join(draw.choices(words, k=100)) for _ in range(50)]
+
+    def most(workers: int) -> int:
+        """Return the most memory of the processes, each of which got some items."""
+        found = 0
+        items = [texts] * (3 * workers)
+        with token_chunks.encoding(Executor(workers), tokenizer, False) as encode:
+            for _ in encode(items):
+                found = max(found, memory_of(descendants_of(os.getpid())).pss)
+        return found
+
+    growth = (most(12) - most(2)) / 10
+    assert 1e6 < growth < MOST_OF_A_PROCESS
+
+
+def byte_pairs(folder: Path) -> Path:
+    """Write a tokenizer with 40,000 entries."""
+    words = {
+        word for document in python_text.documents() for text in document for word in text.split()
+    }
+    texts = [f"{first} {second}" for first, second in pairwise(sorted(words))]
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=40_000, special_tokens=list(SPECIAL_TOKENS))
+    made.train_from_iterator(texts, trainer)
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[(token, made.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+    )
+    path = folder / "tokenizer.json"
+    made.save(str(path))
+    return path
 
 
 def peak_of(*words: object) -> tuple[str, int]:

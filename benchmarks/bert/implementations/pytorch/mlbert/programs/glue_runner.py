@@ -18,7 +18,8 @@ from typing import Any
 from rich.table import Table
 
 from mlbert.data.formats.glue_tasks import TASKS, score
-from mlbert.data.prepare.executor import end_with_parent, sigterm_raises
+from mlbert.data.prepare.executor import sigterm_raises
+from mlbert.data.prepare.worker_pool import end_with_parent
 from mlbert.host.errors import replace_names
 from mlbert.host.progress import Progress
 from mlbert.programs.glue_published import SOURCE, searched_trials

@@ -65,6 +65,8 @@ class Tokenizer:
     rules: TextRules | None  # of BERT's plain WordPiece; None for every other tokenizer
     special: SpecialTokens
     library: tokenizers.Tokenizer | None = field(default=None, compare=False)  # without ``rules``
+    # Of a plain one, see `WordPieceTokenizer`; the library caches 10,000 words.
+    cache_bytes: int | None = field(default=None, compare=False)
 
     @property
     def is_plain(self) -> bool:
@@ -190,8 +192,14 @@ class Tokenizer:
             self.rules,
             self.special,
             self.library,
+            self.cache_bytes,
         )
         return Tokenizer, values
+
+    def load(self) -> None:
+        """Load what encoding needs, which processes forked afterwards share."""
+        if self.is_plain:
+            _ = self._native
 
     def clone(self) -> Tokenizer:
         """Return a copy without cached state, for another thread."""
@@ -315,7 +323,7 @@ class Tokenizer:
     @cached_property
     def _plain(self) -> WordPieceTokenizer:
         assert self.rules is not None
-        return WordPieceTokenizer(self.vocabulary, rules=self.rules)
+        return WordPieceTokenizer(self.vocabulary, rules=self.rules, cache_bytes=self.cache_bytes)
 
     @cached_property
     def _native(self) -> NativeWordPiece | None:

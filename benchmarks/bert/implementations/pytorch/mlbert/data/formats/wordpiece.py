@@ -32,6 +32,7 @@ UNKNOWN = "[UNK]"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_CHARS_PER_WORD = 200  # longer words become [UNK]
 MAX_REMEMBERED_WORDS = 2_000_000  # cached by `WordPieceTokenizer`
+_WORD_BYTES = 250  # of a cached word, about: its text, its ids, and its place in the dict
 _REMEDY = "Give a BERT WordPiece vocab.txt"
 
 # Code point ranges that the benchmark treats as Chinese characters (CJK ideographs; not kana, not
@@ -208,8 +209,12 @@ def _number(lines: Sequence[str], path: Path) -> dict[str, int]:
 
 
 class WordPieceTokenizer:
-    """Converts text to token ids; ``lower_case`` lowercases it and strips accents,
-    unless ``rules`` are given.
+    """Converts text to token ids.
+
+    Args:
+        lower_case: lowercase text and strip accents, unless ``rules`` are given.
+        cache_bytes: for words, about, here and as much in a `NativeWordPiece` of this; None for
+            `MAX_REMEMBERED_WORDS` and `MAX_REMEMBERED_BYTES`.
     """
 
     def __init__(
@@ -217,8 +222,13 @@ class WordPieceTokenizer:
         vocabulary: dict[str, int],
         lower_case: bool = True,
         rules: TextRules | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         self.vocabulary = vocabulary
+        self.cache_bytes = cache_bytes
+        self._most_words = (
+            MAX_REMEMBERED_WORDS if cache_bytes is None else 1 + cache_bytes // _WORD_BYTES
+        )
         self.rules = rules or TextRules.plain(lower_case)
         self._unknown = (vocabulary[UNKNOWN],)
         self._longest = max(map(len, vocabulary))
@@ -231,7 +241,7 @@ class WordPieceTokenizer:
         for word in clean_words(text, self.rules.split_cjk):
             pieces = remembered.get(word)
             if pieces is None:
-                if len(remembered) >= MAX_REMEMBERED_WORDS:
+                if len(remembered) >= self._most_words:
                     remembered.clear()
                 parts = basic_split(word, self.rules.lower_case, self.rules.strip_accents)
                 pieces = remembered[word] = tuple(
@@ -321,6 +331,8 @@ class NativeWordPiece:
         """
         library = self._library
         handle = self._handle
+        limit = self._tokenizer.cache_bytes
+        cache_bytes = MAX_REMEMBERED_BYTES if limit is None else limit
         library.wordpiece_reset(handle)
         counts = np.zeros(3, np.int64)
         begin = 0
@@ -332,7 +344,7 @@ class NativeWordPiece:
                 raise no_memory(f"the text of {name}")
             if library.wordpiece_append(handle, int(end == len(data)), counts.ctypes.data):
                 raise no_memory(f"the text of {name}")
-            if library.wordpiece_remembered_bytes(handle) > MAX_REMEMBERED_BYTES:
+            if library.wordpiece_remembered_bytes(handle) > cache_bytes:
                 library.wordpiece_forget(handle)
             begin = max(end, 1)
         num_tokens, num_sentences, num_documents = counts.tolist()

@@ -18,7 +18,7 @@ _PACKAGE = "py3langid.langid"
 
 @cache
 def _identifier() -> Any:
-    """Return the library's model, 100 MB of memory in each process.
+    """Return the library's model, 100 MB of memory.
 
     Raises UserError if the library is not installed.
     """
@@ -31,6 +31,14 @@ def _identifier() -> Any:
 def check_languages() -> None:
     """Raise UserError if the library is not installed."""
     import_package(_PACKAGE, "--languages", "languages")
+
+
+def load_languages() -> None:
+    """Load the model, which processes forked afterwards share.
+
+    Raises UserError as `check_languages`.
+    """
+    _identifier()
 
 
 def is_named(digest: int) -> bool:

@@ -21,7 +21,6 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ from mlbert.data.prepare.token_chunks import (
     Group,
     GroupReader,
     TextCounts,
-    encode_documents,
+    encoding,
 )
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically, writing
@@ -76,6 +75,7 @@ VAL = "val"
 GROUP_BYTES = 1 << 30  # of files that one task reads
 LEAST_HELD_OUT = 2000  # tokens
 _SHARD_BYTES = 1 << 30  # more than a chunk has: a shard for each
+_MOST_WRITERS = 16  # processes of the second pass, a twentieth of the work; each takes a chunk
 _COMPARED = 1 << 18  # tokens compared with the held-out text at a time
 BASELINE_TOKENS = 8_000_000  # of the first documents, in which the baselines are counted
 _UNSAFE = re.compile(r"[^\w.-]+")  # in the name of a folder
@@ -217,7 +217,7 @@ def prepare_tokens(
     counts = _read_groups(request, groups, chunks, reading, executor)
     places = _places(request, groups, counts, chunks)
     choice = _Choice.of(request, places, chunks)
-    tasks = StepTasks(out, plan, executor)
+    tasks = StepTasks(out, plan, replace(executor, workers=num_writers(executor)))
     writer = _ShardWriter(chunks, request.tokenizer, request.length, choice)
     written = tasks.run(
         "writing", writer.write, places, [one.tokens for one in places], unit="tokens", keep=True
@@ -233,6 +233,11 @@ def prepare_tokens(
     write_facts(facts, out)
     tasks.finish()
     return PreparedTokens(facts, summaries)
+
+
+def num_writers(executor: Executor) -> int:
+    """Return the number of processes of the second pass."""
+    return max(1, min(executor.workers, _MOST_WRITERS))
 
 
 def _check_place(out: Path) -> None:
@@ -254,10 +259,9 @@ def _read_groups(
     executor: Executor,
 ) -> list[int]:
     """Run the first pass; return the number of chunks of each group."""
-    encode_one = partial(encode_documents, request.tokenizer, request.names_languages)
     with (
         executor.progress.task("tokenizing", request.num_bytes, "bytes") as advance,
-        executor.pool(encode_one, "the text") as encode,
+        encoding(executor, request.tokenizer, request.names_languages) as encode,
     ):
         reader = GroupReader(chunks, encode, piece_size(request.files), advance)
         sizes = [group.num_bytes for group in groups]
