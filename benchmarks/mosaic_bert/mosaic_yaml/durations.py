@@ -41,6 +41,8 @@ class Durations:
         is_packed: several sequences fill a row.
         step_tokens: tokens without padding that count as one step of the training and its learning
             rate (STEP_TOKENS); None if steps do. Intervals are in steps all the same.
+        grows_with_tokens: the batch grows with the tokens without padding that were trained
+            (BATCHSIZE_WARMUP_TOKENS), so only a training in steps has known places.
     """
 
     sequences_per_step: int
@@ -51,6 +53,7 @@ class Durations:
     knows_tokens: bool = True
     is_packed: bool = False
     step_tokens: int | None = None
+    grows_with_tokens: bool = False
 
     @property
     def counts_steps(self) -> bool:
@@ -93,7 +96,16 @@ class Durations:
         return self._checked(name, text, self.max_steps - self._steps_for(before), least)
 
     def _check_unit(self, name: str, text: object, number: float, unit: str) -> None:
-        """Raise UserError unless a place in a training that counts tokens is in tokens."""
+        """Raise UserError unless a place in a training that counts tokens is in tokens, and one
+        whose batch grows with them in steps.
+        """
+        if self.grows_with_tokens and unit in ("sp", "tok") and number:
+            raise UserError(
+                "config.conflict",
+                f"{name}={text}",
+                "is not in ba or dur, and the batch grows with tokens without padding",
+                "Write it in ba, or max_duration in tok",
+            )
         if self.step_tokens is None or unit in ("tok", "dur") or not number:
             return
         raise UserError(

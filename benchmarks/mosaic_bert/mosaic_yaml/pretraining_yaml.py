@@ -33,7 +33,8 @@ _LOADER = (
     "name drop_last num_workers pin_memory prefetch_factor persistent_workers timeout "
     "sequence_packing"
 )
-_GROWTH = ("batch_size_warmup_min_size", "batch_size_warmup_tokens")
+_GROWTH_START = "train_loader.batch_size_warmup_min_size"
+_GROWTH_TOKENS = "train_loader.batch_size_warmup_tokens"
 # Sequences in the tokens of a row, on average over a micro-batch: most for the memory, not for
 # the text. Rows of 1024 tokens with 32 of them have sequences of 32 tokens.
 SEQUENCES_IN_ROW = 32
@@ -48,7 +49,8 @@ KNOWN = (
     "reset_time",
     "restart_override",
     "model.disable_train_metrics",
-    *(f"train_loader.{name}" for name in _GROWTH),
+    _GROWTH_START,
+    _GROWTH_TOKENS,
     *(f"{loader}.{name}" for loader in ("train_loader", "eval_loader") for name in _LOADER.split()),
     *(
         f"{loader}.dataset.{name}"
@@ -81,8 +83,9 @@ NAMES: common_yaml.Names = {
     "canonical_nodes": ("train_loader.dataset.num_canonical_nodes",),
     "cache_limit": ("train_loader.dataset.cache_limit",),
     "max_sequences_per_pack": ("train_loader.sequence_packing",),
-    "batchsize_warmup_start": ("train_loader.batch_size_warmup_min_size",),
-    "batchsize_warmup_steps": ("train_loader.batch_size_warmup_tokens",),
+    "batchsize_warmup_start": (_GROWTH_START,),
+    "batchsize_warmup_steps": (_GROWTH_TOKENS,),
+    "batchsize_warmup_tokens": (_GROWTH_TOKENS,),
     "eval_iter_steps": ("eval_interval",),
     "init_optimizer": ("load_path",),
     "extend_context": ("reset_time",),
@@ -152,10 +155,15 @@ def to_settings(
 
     step_tokens = None
     in_tokens = unit_of(leaves.text("max_duration", None).value) == "tok"
-    if in_tokens and packing.value and not counts_padding.value:
+    counts_text = bool(packing.value and not counts_padding.value)
+    if in_tokens and counts_text:
         step_tokens = per_step * int(length.value)
         layer.put("step_tokens", step_tokens, counts_padding.origin)
-    growth = _add_growth(leaves, layer, int(length.value), world_size, step_tokens)
+    growth = None
+    if counts_text:
+        _add_growth_with_tokens(leaves, layer, int(length.value), step_tokens)
+    else:
+        growth = _add_growth(leaves, layer, int(length.value), world_size)
     durations = Durations(
         per_step,
         int(length.value),
@@ -164,6 +172,7 @@ def to_settings(
         knows_tokens=bool(counts_padding.value or packing.value),
         is_packed=bool(packing.value),
         step_tokens=step_tokens,
+        grows_with_tokens=step_tokens is None and "batchsize_warmup_tokens" in layer,
     )
     durations = common_yaml.add_schedule(leaves, layer, durations)
     interval = durations.read_interval(leaves, "eval_interval", "1000ba")
@@ -211,39 +220,66 @@ def _add_phase(leaves: Leaves, layer: Layer) -> None:
 
 
 def _add_growth(
-    leaves: Leaves, layer: Layer, row_tokens: int, world_size: int, step_tokens: int | None
+    leaves: Leaves, layer: Layer, row_tokens: int, world_size: int
 ) -> BatchGrowth | None:
-    """Add the batch-size warm-up, and return it; None if there is none, or if the training counts
-    tokens without padding.
+    """Add a batch-size warm-up whose tokens are those of full rows, and return it; None if there
+    is none.
 
-    Its tokens are those of all ranks. With ``step_tokens`` they are counted without padding.
-    Otherwise rows count as full, and each batch size has the same number of steps, so that they are
-    on average in the middle between the first and the last but one.
+    Each batch size has the same number of steps, so that they are on average in the middle between
+    the first and the last but one.
     """
-    start_name, tokens_name = (f"train_loader.{name}" for name in _GROWTH)
-    if not leaves.is_given(start_name) and not leaves.is_given(tokens_name):
+    ends = _ends_of_growth(leaves, layer)
+    if ends is None:
         return None
-    start = leaves.number(start_name, None)
+    first, last = ends
+    tokens = leaves.text(_GROWTH_TOKENS, None)
+    mean = (first + last - 1) / 2
+    rows_of_rank = Durations(world_size, row_tokens, lambda: 1)
+    steps = math.ceil(rows_of_rank.interval(_GROWTH_TOKENS, tokens.value) / mean)
+    layer.put("batchsize_warmup_steps", steps, tokens.origin)
+    return BatchGrowth(first, last, steps)
+
+
+def _add_growth_with_tokens(
+    leaves: Leaves, layer: Layer, row_tokens: int, step_tokens: int | None
+) -> None:
+    """Add a batch-size warm-up, if there is one, whose tokens are counted without padding.
+
+    With ``step_tokens`` its length is in steps of so many tokens, as that of the training.
+    """
+    if _ends_of_growth(leaves, layer) is None:
+        return
+    tokens = leaves.text(_GROWTH_TOKENS, None)
+    if step_tokens is not None:
+        full_steps = Durations(step_tokens // row_tokens, row_tokens, lambda: 1)
+        steps = full_steps.interval(_GROWTH_TOKENS, tokens.value)
+        layer.put("batchsize_warmup_steps", steps, tokens.origin)
+        return
+    if unit_of(tokens.value) != "tok":
+        reason = f"{_GROWTH_TOKENS} is {tokens.value}, not a number of tokens"
+        raise UserError("config.value", tokens.origin, reason, "Write it in tok, such as 50e9tok")
+    count = Durations(1, 1, lambda: 1).interval(_GROWTH_TOKENS, tokens.value)
+    layer.put("batchsize_warmup_tokens", count, tokens.origin)
+
+
+def _ends_of_growth(leaves: Leaves, layer: Layer) -> tuple[int, int] | None:
+    """Add the first batch of a rank in a batch-size warm-up; return it and the full one.
+
+    None if the batch does not grow.
+    """
+    if not leaves.is_given(_GROWTH_START) and not leaves.is_given(_GROWTH_TOKENS):
+        return None
+    start = leaves.number(_GROWTH_START, None)
     last = int(str(layer["train_batch_size"][0]))
     if start.value != int(start.value) or not 1 <= start.value <= last:
-        reason = f"{start_name} is {start.value}, but a rank has {last} sequences per step"
+        reason = f"{_GROWTH_START} is {start.value}, but a rank has {last} sequences per step"
         remedy = f"Give a whole number from 1 to {last}"
         raise UserError("config.range", start.origin, reason, remedy)
     if start.value == last:
-        leaves.text(tokens_name, None)
+        leaves.text(_GROWTH_TOKENS, None)
         return None
-    tokens = leaves.text(tokens_name, None)
     layer.put("batchsize_warmup_start", int(start.value), start.origin)
-    if step_tokens is not None:
-        full_steps = Durations(step_tokens // row_tokens, row_tokens, lambda: 1)
-        steps = full_steps.interval(tokens_name, tokens.value)
-        layer.put("batchsize_warmup_steps", steps, tokens.origin)
-        return None
-    mean = (start.value + last - 1) / 2
-    rows_of_rank = Durations(world_size, row_tokens, lambda: 1)
-    steps = math.ceil(rows_of_rank.interval(tokens_name, tokens.value) / mean)
-    layer.put("batchsize_warmup_steps", steps, tokens.origin)
-    return BatchGrowth(int(start.value), last, steps)
+    return int(start.value), last
 
 
 def _dataset(leaves: Leaves, loader: str) -> Sequence[Stream]:

@@ -104,7 +104,9 @@ def test_a_rate_in_steps_if_the_batch_is_constant() -> None:
     [
         ({"start": "2"}, "config.missing", "BATCHSIZE_WARMUP_STEPS"),
         ({"steps": "2"}, "config.missing", "BATCHSIZE_WARMUP_START"),
+        ({"tokens": "2"}, "config.missing", "BATCHSIZE_WARMUP_START"),
         ({"start": "9", "steps": "2"}, "config.conflict", "BATCHSIZE_WARMUP_START"),
+        ({"start": "2", "steps": "2", "tokens": "2"}, "config.conflict", "BATCHSIZE_WARMUP_TOKENS"),
     ],
 )
 def test_settings_that_do_not_fit(values: dict[str, str], code: str, subject: str) -> None:
@@ -120,6 +122,13 @@ def test_growth_from_settings() -> None:
     config = resolve(recipe, FOLDERS, CommandLine(flags)).config
     assert growth_of(config) == BatchGrowth(3, 8, 12)
     assert growth_of(simple_configuration()) == BatchGrowth.constant(8)
+    counted = {"batchsize_warmup_start": "3", "batchsize_warmup_tokens": "700"}
+    counted |= {"max_sequences_per_pack": "2"}
+    config = resolve(recipe, FOLDERS, CommandLine(counted)).config
+    assert growth_of(config) == TokenGrowth(3, 8, 700)
+    counted |= {"max_sequences_per_pack": "1", "average_packing_rate": "1"}
+    with user_error("config.conflict", "BATCHSIZE_WARMUP_TOKENS"):
+        resolve(recipe, FOLDERS, CommandLine(counted))
     recipe = simple_recipe((*COMMON, BatchGrowthConfig, PhaseConfig))
     flags |= {"step_tokens": "500", "max_sequences_per_pack": "2"}
     config = resolve(recipe, FOLDERS, CommandLine(flags)).config

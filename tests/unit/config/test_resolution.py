@@ -303,6 +303,7 @@ def test_any_legal_configuration_survives_a_round_trip_as_text(values):
         "lr_gamma": 0.5,
         "batchsize_warmup_start": None,
         "batchsize_warmup_steps": None,
+        "batchsize_warmup_tokens": None,
     }
     resolved = resolve(ALL, {}, given={key: (value, "test") for key, value in values.items()})
     assert {

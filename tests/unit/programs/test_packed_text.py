@@ -5,6 +5,7 @@ as ModernBERT's YAML has them.
 import json
 import math
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mlbert.config.batch_growth import BatchGrowth
+from mlbert.config.batch_growth import BatchGrowth, TokenGrowth
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.mds import MdsReader, MdsWriter
 from mlbert.data.formats.tokenizer import load_tokenizer
@@ -25,10 +26,11 @@ from training_settings import read_metrics, read_summary
 from user_errors import user_error
 
 ROW = 24  # tokens, of BASE
+GROWTH_TOKENS = 1600
 GROWTH = (
     "train_loader.sequence_packing=true",
     "train_loader.batch_size_warmup_min_size=2",
-    f"train_loader.batch_size_warmup_tokens={5 * (2 + 5) // 2 * ROW * 4}tok",
+    f"train_loader.batch_size_warmup_tokens={GROWTH_TOKENS}tok",
     "count_padding_tokens=false",
     "global_train_batch_size=6",
     "device_train_microbatch_size=2",
@@ -74,14 +76,17 @@ def pretrain(*words: str) -> None:
 def test_a_packed_run_fills_its_rows_and_resumes_in_the_warm_up(work: Path) -> None:
     pretrain(*LENGTHS)
     out = work / "out"
-    assert "BATCHSIZE_WARMUP_STEPS=20 " in (out / "run_0/settings.txt").read_text()
-    growth = BatchGrowth(2, 6, 20)
+    assert f"BATCHSIZE_WARMUP_TOKENS={GROWTH_TOKENS} " in (out / "run_0/settings.txt").read_text()
+    growth = TokenGrowth(2, 6, GROWTH_TOKENS)
     summary = read_summary(out)
-    rows = growth.before(24)
     assert summary["steps"] == 24
-    assert rows * ROW * 0.6 < summary["tokens"] <= rows * ROW
-    assert summary["samples"] > rows
-    assert summary["sequences_per_pack"] == pytest.approx(summary["samples"] / rows, abs=1e-4)
+    assert summary["tokens"] > GROWTH_TOKENS, "the batch is full at the end"
+    samples = [0, *(line["samples"] for line in read_metrics(out))]
+    tokens_of_sample = summary["tokens"] / summary["samples"]
+    for before, after in pairwise(samples):
+        rows = growth.size(round(before * tokens_of_sample))
+        assert 0.5 < (after - before) * tokens_of_sample / (rows * ROW) < 1.3
+    assert growth.size(round(samples[-2] * tokens_of_sample)) == 6
     points = [json.loads(line) for line in (out / "run_0/metrics.jsonl").read_text().splitlines()]
     assert [point["step"] for point in points if point["kind"] == "evaluation"] == [8, 16, 24]
     whole = load_file(out / "run_0/weights/model.safetensors")
@@ -96,7 +101,21 @@ def test_a_packed_run_fills_its_rows_and_resumes_in_the_warm_up(work: Path) -> N
     assert {line["step"]: line["loss"] for line in read_metrics(out)} == losses
 
 
+def test_the_rate_follows_steps_if_the_training_does(work: Path) -> None:
+    """Also while the batch grows with the tokens, as in Composer."""
+    pretrain("max_duration=10ba", "scheduler.t_warmup=4ba", "scheduler.name=constant_with_warmup")
+    rates = [line["learning_rate"] for line in read_metrics(work / "out")]
+    peak = rates[-1]
+    assert rates == pytest.approx([peak * min(step / 4, 1) for step in (0, *range(9))])
+
+
 def test_what_is_refused(work: Path) -> None:
+    with user_error("config.conflict", "scheduler.t_warmup=20sp"):
+        pretrain("max_duration=24ba", "scheduler.t_warmup=20sp")
+    with user_error("config.conflict", "max_duration=500sp"):
+        pretrain("max_duration=500sp")
+    with user_error("config.value", "argument train_loader.batch_size_warmup_tokens="):
+        pretrain("max_duration=24ba", "train_loader.batch_size_warmup_tokens=20ba")
     with user_error("config.unsupported", "argument train_loader.sequence_packing="):
         pretrain("max_duration=1ep")
     with user_error("config.unsupported", "max_duration=100tok"):

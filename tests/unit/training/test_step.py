@@ -283,6 +283,38 @@ def test_a_filled_step_is_the_step_without_graphs(mode):
         torch.testing.assert_close(values[2], expected[2], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("mode", list(GraphMode))
+def test_steps_of_a_growing_batch(mode, capsys):
+    """Without a graph while micro-batches are missing, with it afterwards."""
+    sizes = (1, 1, 2, 2)
+
+    def history(trainer: Trainer, step: Step) -> list[list[Tensor]]:
+        found = []
+        rows = zip(sizes, steps(2), RATES, strict=True)
+        for number, (size, batches, lr) in enumerate(rows):
+            counts = trainer.objective.counts(batches[0])
+            result = step(batches[:size], SEED, number, trainer.objective.divisors(counts), lr)
+            norm = torch.tensor(result.grad_norm, dtype=torch.float64)
+            found.append([result.loss_sum.clone(), norm, *trainer.state()])
+        return found
+
+    def graphed(capture: Capture, **options: Any) -> list[list[Tensor]]:
+        trainer = Trainer(**options)
+        return history(trainer, trainer.graphed(mode, 2, capture))
+
+    plain = Trainer()
+    expected = history(plain, plain.step())
+    assert capsys.readouterr().out == ""
+    found = graphed(NoCapture())
+    said = "step 1 runs without a graph: it has 1 of 2 micro-batches, as all steps while the "
+    assert capsys.readouterr().out == f"{said}batch grows\n"
+    assert same(found[:2], expected[:2])
+    for values, others in zip(found[2:], expected[2:], strict=True):
+        torch.testing.assert_close(values[2], others[2], rtol=1e-3, atol=1e-4)
+    narrow = {"dtype": torch.bfloat16, "products": Products()}
+    assert same(graphed(RecordedGraph(), **narrow), graphed(NoCapture(), **narrow))
+
+
 def test_a_step_is_the_loss_the_gradient_and_the_update():
     """By hand, over two micro-batches: keys as numbers on the host, one divisor for both."""
     trainer = Trainer()

@@ -120,13 +120,16 @@ Growth = BatchGrowth | TokenGrowth
 
 def growth_of(config: Configuration) -> Growth:
     """Return how the batch of a rank grows, in sequences, or with packing in rows: with the tokens
-    of all ranks if STEP_TOKENS is set, otherwise with the steps.
+    of all ranks if STEP_TOKENS or BATCHSIZE_WARMUP_TOKENS is set, otherwise with the steps.
     """
     known = config.catalog.by_key
     last = config.get(known["train_batch_size"])
     assert isinstance(last, int)
     first = config.get(known["batchsize_warmup_start"])
     steps = config.get(known["batchsize_warmup_steps"])
+    tokens = config.get(known["batchsize_warmup_tokens"])
+    if isinstance(first, int) and isinstance(tokens, int):
+        return TokenGrowth(first, last, tokens)
     if not isinstance(first, int) or not isinstance(steps, int):
         return BatchGrowth.constant(last)
     step_tokens = config.get(known["step_tokens"])

@@ -16,6 +16,10 @@ Batches of varying size are padded to the smallest of several static shapes that
 shape has its own graph. All graphs share one memory pool, so they need only as much memory as the
 largest, including the graph of the step that finds the FP8 scales, which is replayed once. A step
 whose batches exceed all shapes runs without a graph.
+
+A graph also has a fixed number of micro-batches. While the batch grows (BATCHSIZE_WARMUP_START), a
+step has fewer of them and runs without a graph, as long as whole micro-batches are missing; one
+whose last micro-batch is not full is padded to the shape.
 """
 
 from __future__ import annotations
@@ -382,9 +386,8 @@ class Step:
         graph = self.graph_for(batches)
         if self.graphs and not graph and not self._has_said:
             self._has_said = True
-            self._say(
-                f"step {step + 1} runs without a graph: a batch exceeds {self.graphs.static_shape}"
-            )
+            reason = _without_graph(self.graphs, len(batches))
+            self._say(f"step {step + 1} runs without a graph: {reason}")
         if graph and self.graphs and self.graphs.mode is GraphMode.FULL_ITERATION:
             norm = self._replay_iteration(graph, on_progress(batches), lr)
         else:
@@ -474,6 +477,16 @@ class Step:
         self._numbers.copy_(numbers, non_blocking=True)
         if self._keys_on_host:
             self._keys = keys.tolist()
+
+
+def _without_graph(graphs: Graphs, micro_batches: int) -> str:
+    """Return why a step of so many micro-batches has no graph."""
+    if micro_batches == graphs.micro_batches:
+        return f"a batch exceeds {graphs.static_shape}"
+    return (
+        f"it has {micro_batches} of {graphs.micro_batches} micro-batches, as all steps while the "
+        "batch grows"
+    )
 
 
 def _replay(graph: _StepGraph) -> None:

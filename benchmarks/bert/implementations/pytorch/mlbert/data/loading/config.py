@@ -239,17 +239,37 @@ class BatchGrowthConfig(Section):
         default=None,
         **Ranges.STEPS,
     )
+    batchsize_warmup_tokens: int | None = fixed_setting(
+        "BATCHSIZE_WARMUP_TOKENS",
+        "Tokens without padding, of all ranks, until the batch has grown to BATCHSIZE; replaces "
+        "BATCHSIZE_WARMUP_STEPS.",
+        default=None,
+        unit="tokens",
+        ge=1,
+        le=10**15,
+    )
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Yield a contradiction if only one of the two is given."""
-        if (self.batchsize_warmup_start is None) == (self.batchsize_warmup_steps is None):
-            return
-        missing = "BATCHSIZE_WARMUP_STEPS"
-        given = "BATCHSIZE_WARMUP_START"
-        if self.batchsize_warmup_start is None:
-            missing, given = given, missing
-        remedy = f"Give both, or remove {given}"
-        yield Contradiction("config.missing", missing, f"is not set, but {given} is", remedy)
+        """Yield a contradiction unless the start and one length are given, or neither."""
+        lengths = {
+            "BATCHSIZE_WARMUP_STEPS": self.batchsize_warmup_steps,
+            "BATCHSIZE_WARMUP_TOKENS": self.batchsize_warmup_tokens,
+        }
+        given = [name for name, value in lengths.items() if value is not None]
+        if len(given) == len(lengths):
+            steps, tokens = given
+            problem = f"is set, and {steps} is, too"
+            yield Contradiction("config.conflict", tokens, problem, "Remove one of them")
+        start = "BATCHSIZE_WARMUP_START"
+        if given and self.batchsize_warmup_start is None:
+            yield _missing(start, given[0])
+        if not given and self.batchsize_warmup_start is not None:
+            yield _missing("BATCHSIZE_WARMUP_STEPS", start)
+
+
+def _missing(missing: str, given: str) -> Contradiction:
+    remedy = f"Give both, or remove {given}"
+    return Contradiction("config.missing", missing, f"is not set, but {given} is", remedy)
 
 
 class TaskConfig(Section):
