@@ -112,9 +112,13 @@ def test_fine_tuned_models_are_native(tmp_path, rows, run_mlbert: RunMlbert, poo
     assert model.config.classifier_pooling == pooling
     assert model.config.id2label == {0: "cold", 1: "warm"}
     # Our predictions and transformers' are of the same model.
-    words = ["--predict", rows, "--model", tmp_path / "tuned/run_0", "--out", tmp_path / "p.csv"]
-    code, out, err = run_mlbert("finetune", *words)
-    assert code == 0, out + err
+    predicted = []
+    for folder in (tuned, tuned.parent, tuned.with_name("weights")):
+        words = ["--predict", rows, "--model", folder, "--out", tmp_path / "p.csv"]
+        code, out, err = run_mlbert("finetune", *words)
+        assert code == 0, out + err
+        predicted.append((tmp_path / "p.csv").read_bytes())
+    assert len({*predicted}) == 1
     with (tmp_path / "p.csv").open(encoding="utf-8") as file:
         first = next(csv.DictReader(file))
     tokens = transformers.AutoTokenizer.from_pretrained(tuned)(first["text"], return_tensors="pt")

@@ -113,6 +113,21 @@ def test_numbers_of_a_saved_bert_by_the_clock(
     assert f"warning: {seen}: 1 of 61 rows are longer than" in warned
     assert len(out.read_text().splitlines()) == 1 + 61
 
+    for model in (tmp_path / "out/run_0/huggingface", tmp_path / "out/run_0/weights"):
+        other = tmp_path / "other.csv"
+        words[3] = model
+        assert run_mlbert("finetune", *words[:-1], other)[0] == 0
+        assert other.read_bytes() == out.read_bytes()
+    (tmp_path / "out/run_0/huggingface/task.json").unlink()  # as an earlier version left it
+    words[3] = tmp_path / "out/run_0/huggingface"
+    assert run_mlbert("finetune", *words)[0] == 0
+    for model, code in ((tmp_path / "out", "checkpoint.missing"), ("no", "file.missing")):
+        wrong = ["finetune", "--predict", seen, "--model", model]
+        assert_fails(wrong, code, model)
+    assert_fails(
+        ["finetune", "--predict", seen, "--model", folder / "bert"], "checkpoint.missing", "bert"
+    )
+
     before = seen.read_bytes()
     words = ["finetune", *words[:-1]]
     assert_fails([*words, seen], "config.conflict", f"--out {seen}")

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -193,6 +194,11 @@ def test_tags_of_words_in_transformers(
     assert code == 0, err
     lines = [json.loads(line) for line in predicted.read_text().splitlines()]
     assert [line["text"] for line in lines] == ["the was", "a"], "a word is a line's first column"
+    before = predicted.read_bytes()
+    moved = shutil.copytree(exported, tmp_path / "moved")
+    words[3] = moved
+    assert run_mlbert("finetune", *words)[0] == 0
+    assert predicted.read_bytes() == before, "the folder for transformers is enough"
     table = tmp_path / "new.csv"
     table.write_text("text\nthe sun was\n")
     assert_fails(

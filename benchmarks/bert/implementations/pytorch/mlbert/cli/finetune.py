@@ -105,7 +105,8 @@ def finetune(
         Path | None, typer.Option(metavar="FILE", help="Predict these rows with --model.")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="For --predict: a run folder or weights.")
+        Path | None,
+        typer.Option(metavar="RUN", help="For --predict: a run, its weights or huggingface."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Run folders, or a file for predictions.")
@@ -211,7 +212,7 @@ def _kind_of(task: Task | None, numbers: bool | None) -> Task | None:
 
 
 def _predict(file: Path, model: Path, out: Path | None) -> int:
-    weights = model / "weights" if (model / "weights").is_dir() else model
+    weights = task_model.find_task_model(model)
     card = task_model.read_card(weights)
     known = (".conll", ".jsonl") if card.kind == "tags" else (".csv", ".jsonl")
     if out is None:

@@ -1,6 +1,6 @@
 """Write a fine-tuned model and its predictions. The run folder of a task additionally has:
 
-weights/task.json       the task: columns, classes, length
+weights/task.json       the task: columns, classes, length; also in huggingface/
 weights/vocab.txt       its vocabulary
 huggingface/config.json the classes' names as ``id2label``
 predictions.csv         one line per evaluation row; with a tag for each word, predictions.conll
@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from pydantic import Field, Strict
 
-from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.entities import OUTSIDE, entities_of
 from mlbert.data.formats.tagged_words import word_places
 from mlbert.data.formats.tasks import LabelKind, TaskForm, TaskRows, written_set
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.loading.tasks import TaskEvalSet, encode_words
+from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically, writing
 from mlbert.host.schema import Document, read_model
 from mlbert.models.bert import (
@@ -37,9 +37,11 @@ from mlbert.models.label_lists import THRESHOLD
 from mlbert.models.objectives import confusion
 from mlbert.models.task_figures import draw_confusion_matrix, draw_numbers
 from mlbert.models.weights.export import write_weights
-from mlbert.models.weights.load import load_weights
+from mlbert.models.weights.load import HUGGINGFACE, load_weights, shape_in_folder
 
 TASK = "task.json"
+_WEIGHTS = "weights"  # folder of a run
+_REMEDY = "Name a run of mlbert finetune, such as finetuned/run_0, its weights or its huggingface"
 PREDICTIONS = "predictions.csv"
 TAGGED_PREDICTIONS = "predictions.conll"
 CONFUSION = "confusion_matrix.png"
@@ -105,12 +107,34 @@ def write_task_model(
     write_weights(
         model, folder, facts, tokenizer.file, card.classes, problem_type=card.problem_type
     )
-    write_atomically(folder / "weights" / TASK, json.dumps(card.model_dump(), indent=2) + "\n")
+    for name in (_WEIGHTS, HUGGINGFACE):
+        write_card(card, folder / name)
+
+
+def write_card(card: TaskCard, folder: Path) -> None:
+    """Write the card next to weights. Raise UserError if that fails."""
+    write_atomically(folder / TASK, json.dumps(card.model_dump(), indent=2) + "\n")
 
 
 def read_card(weights: Path) -> TaskCard:
-    """Return the card of a ``weights/`` folder. Raise UserError if it is missing or damaged."""
-    return read_model(TaskCard, weights / TASK, "Name the run folder of a fine-tuned model")
+    """Return the card next to weights. Raise UserError if it is missing or damaged."""
+    return read_model(TaskCard, weights / TASK, _REMEDY)
+
+
+def find_task_model(path: Path) -> Path:
+    """Return the folder with weights and card of a fine-tuned model.
+
+    ``path`` is that folder, of ours or of Hugging Face, or the run folder above it. Raise UserError
+    if there is none.
+    """
+    # A run of an earlier version has the card in weights/ only.
+    of_run = [path.parent / _WEIGHTS] if path.name == HUGGINGFACE else []
+    for folder in (path, path / _WEIGHTS, *of_run):
+        if (folder / TASK).is_file():
+            return folder
+    if not path.exists():
+        raise UserError("file.missing", path, "does not exist", _REMEDY)
+    raise UserError("checkpoint.missing", path, f"has no fine-tuned model with its {TASK}", _REMEDY)
 
 
 @torch.no_grad()
@@ -127,11 +151,17 @@ def predict(
     ``advance`` is called with the number of rows of each batch; ``warn`` as by
     `mlbert.data.loading.tasks.encode`.
     """
-    shape = BertConfig.from_json(weights / "bert_config.json")
+    shape = shape_in_folder(weights)
+    if shape is None:
+        reason = "has no model configuration"
+        raise UserError("checkpoint.incomplete", weights, reason, "Put its config.json there")
     kind = BertForTokenClassification if card.kind == "tags" else BertForSequenceClassification
     model = kind(shape, card.num_labels)
     model.initialize(0)
-    load_weights(model.to(device), weights)
+    report = load_weights(model.to(device), weights)
+    if report.missing:
+        reason = f"lacks {min(report.missing)} of a model with {card.num_labels} labels"
+        raise UserError("checkpoint.incomplete", weights, reason, _REMEDY)
     model.train(False)
     tokenizer = load_tokenizer(weights)
     batches = TaskEvalSet(

@@ -35,7 +35,7 @@ from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, import_package
 from mlbert.host.json_files import read_json
 from mlbert.models.bert import initialize_parameter
-from mlbert.models.task_model import TASK, read_card
+from mlbert.models.task_model import TASK, read_card, write_card
 from mlbert.models.weights import weight_files
 from mlbert.models.weights.checkpoint_names import VOCABULARY, WORD_EMBEDDINGS, parameter_names
 from mlbert.models.weights.checkpoint_state import (
@@ -236,6 +236,7 @@ def torch_to_huggingface(source: Path, target: Path) -> Report:
     weight_files.check_target(target)
     checkpoint = read_own(source, own_heads=True)
     vocabulary = _vocabulary_of(checkpoint)
+    card = read_card(source) if (source / TASK).exists() else None
     write_huggingface(
         target,
         checkpoint.state,
@@ -243,8 +244,11 @@ def torch_to_huggingface(source: Path, target: Path) -> Report:
         weight_files.architecture_of(checkpoint.state),
         {"weights": source.name},
         vocabulary,
-        read_card(source).classes if (source / TASK).exists() else (),
+        () if card is None else card.classes,
+        problem_type=None if card is None else card.problem_type,
     )
+    if card is not None:
+        write_card(card, target)
     return checkpoint.report
 
 

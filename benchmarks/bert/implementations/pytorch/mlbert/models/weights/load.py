@@ -153,14 +153,17 @@ def read_file(file: Path) -> weight_files.Weights:
             "checkpoint.format", file, "is neither a safetensors nor a .pt file", remedy
         )
     if file.name in (WEIGHTS, SAFETENSORS_INDEX, weight_files.PYTORCH_WEIGHTS, PYTORCH_INDEX):
-        weights = replace(weights, shape=_shape_in_folder(file.parent))
+        weights = replace(weights, shape=shape_in_folder(file.parent))
     tensors, shape = with_gated_bias(weights.tensors, weights.shape)
     if shape is not None:
         tensors = without_unused_positions(tensors, shape)
     return replace(weights, tensors=tensors, shape=shape)
 
 
-def _shape_in_folder(folder: Path) -> BertConfig | None:
+def shape_in_folder(folder: Path) -> BertConfig | None:
+    """Return the shape of the model in a folder of ours or of Hugging Face; None if it has no file
+    for it. Raise UserError if the model is not supported.
+    """
     own = folder / "bert_config.json"
     theirs = folder / "config.json"
     if own.is_file():
