@@ -32,16 +32,31 @@ BATCH = 32
 RATE = 5e-5 * 768  # learning rate times hidden size
 
 
+def refuse(line):
+    """Print one line about a mistake, and exit with status 2."""
+    print(line, file=sys.stderr)
+    sys.exit(2)
+
+
 def read_rows(path):
     """Return the rows of a file, each with the columns that the first one has."""
-    with Path(path).open(encoding="utf-8-sig", newline="") as file:
-        if Path(path).suffix == ".csv":
-            rows = list(csv.DictReader(file))
-        else:
-            rows = [json.loads(line) for line in file if line.strip()]
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            if Path(path).suffix == ".csv":
+                rows = list(csv.DictReader(file))
+            else:
+                rows = [json.loads(line) for line in file if line.strip()]
+    except (OSError, ValueError) as error:
+        refuse(f"{path}: cannot be read ({error})")
     columns = [name for name in COLUMNS if rows and name in rows[0]]
     if columns[:2] != list(COLUMNS[:2]):
-        sys.exit(f"{path}: needs rows with the columns anchor and positive")
+        refuse(f"{path}: needs rows with the columns anchor and positive")
+    for number, row in enumerate(rows, 1):
+        missing = [name for name in columns if not row.get(name)]
+        if missing:
+            refuse(f"{path}: row {number} has no {missing[0]}")
+    if len({row["anchor"] for row in rows}) < 2:
+        refuse(f"{path}: needs two or more different anchors, one of which is held out")
     return [{name: row[name] for name in columns} for row in rows]
 
 

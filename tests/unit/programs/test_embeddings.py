@@ -19,6 +19,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WORDS = [word for words in PLACES.values() for word in words]
 FAST = 1e-2 * 32  # learning rate times hidden size
+COLUMNS = "needs rows with the columns anchor and positive"
 
 
 def rows_of_pairs(count: int, with_negative: bool) -> list[dict[str, str]]:
@@ -72,13 +73,29 @@ def test_pairs_and_triplets_train_embeddings(
     np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-5)
 
 
-@pytest.mark.parametrize("content", ["", "anchor,positive\n", "question,answer\na,b\n"])
-def test_a_file_without_pairs_is_one_line(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "cannot be read"),
+        ("", COLUMNS),
+        ("anchor,positive\n", COLUMNS),
+        ("question,answer\na,b\n", COLUMNS),
+        ("anchor,positive\na,b\nc\n", "row 2 has no positive"),
+        ("anchor,positive\na,b\na,c\n", "needs two or more different anchors"),
+    ],
+)
+def test_a_file_without_pairs_is_one_line(
+    tmp_path: Path, content: str | None, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     example = runpy.run_path(str(DOCS / "examples/train_embeddings.py"))
     file = tmp_path / "rows.csv"
-    file.write_text(content)
-    with pytest.raises(SystemExit, match=r"rows\.csv: needs rows with the columns anchor and"):
-        example["read_rows"](file)
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(SystemExit) as ended:
+        example["main"]("no model", file, tmp_path / "out")
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{file}: {reason}")
 
 
 @pytest.mark.slow
