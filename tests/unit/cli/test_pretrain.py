@@ -138,9 +138,11 @@ def test_mended_text_starts_again_where_nothing_was_trained(
     folder = tmp_path / "texts"
     write_files(folder, {"good.txt": text.read_text()})
     (folder / "bad.txt").write_bytes(b"\xff")
-    words = [folder, "--out", tmp_path / "out", "--size", "tiny", "--minutes", "0.05"]
+    out = tmp_path / "out"
+    words = [folder, "--out", out, "--size", "tiny", "--minutes", "0.05"]
     status, output = run(*words)
     assert status == 2
+    assert not out.exists()
     assert f"{folder / 'bad.txt'}: line 1 is not UTF-8. Convert" in output
     (folder / "rows.csv").write_text('id,body\n1,"some,\nmore"\n')
     status, output = run(folder, "--skip-bad", "--dry-run", "--text", "body")
@@ -148,7 +150,32 @@ def test_mended_text_starts_again_where_nothing_was_trained(
     (folder / "bad.txt").write_text("mended")
     status, output = run(*words)
     assert status == 0, output
-    assert "nothing was trained yet; starting again" in output
+    assert (out / "model").is_dir()
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_too_little_text_leaves_nothing(
+    text: Path, tmp_path: Path, run: Run, is_there: bool
+) -> None:
+    folder = write_files(tmp_path / "texts", {"a.txt": "The river is long.\n\nIt is wide."})
+    out = tmp_path / "out"
+    if is_there:
+        out.mkdir()
+    words = [folder, "--out", out, "--size", "tiny", "--minutes", "0.05"]
+    for content, code in (
+        (None, "data.too-small"),
+        ("The river is long and wide.\n\n" * 2000, "data.repetitive"),
+    ):
+        if content is not None:
+            (folder / "a.txt").write_text(content)
+        status, output = run(*words)
+        assert (status, f"[{code}]" in output) == (2, True), output
+        assert out.exists() == is_there
+        assert not is_there or not list(out.iterdir())
+    (folder / "b.txt").write_text(text.read_text())
+    status, output = run(*words)
+    assert status == 0, output
+    assert (out / "model").is_dir()
 
 
 @pytest.mark.parametrize(

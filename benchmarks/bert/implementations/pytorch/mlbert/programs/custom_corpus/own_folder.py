@@ -13,12 +13,15 @@ DIR/report.html        the report
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from mlbert.data.formats.manifest import make_folder, reading, write_json
+from mlbert.data.prepare.custom_corpus import read_facts
+from mlbert.data.prepare.finished_output import WORK_FOLDER
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import add_checksum, parse_checksummed, read_json
 from mlbert.programs.folder_lock import LOCK, lock_folder
@@ -47,7 +50,7 @@ class OwnFolder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Create the folder and lock it against other processes. If the block fails before it has
-        written anything, the folder is removed again.
+        written anything that the next call can use, the folder is removed again.
 
         Raises UserError if it is not a folder, contains something else,
         or another process trains there.
@@ -68,15 +71,21 @@ class OwnFolder:
         try:
             yield
         except BaseException:
-            self._remove_empty(is_new)
+            self._remove_useless(is_new)
             raise
         finally:
             os.close(lock)
 
-    def _remove_empty(self, is_new: bool) -> None:
-        """Remove the lock if nothing else is in the folder, and the folder if it is new."""
-        if [path.name for path in self.path.iterdir()] != [LOCK]:
+    def _remove_useless(self, is_new: bool) -> None:
+        """Remove text that is not complete and cannot be continued. If only notes are left then,
+        remove them and the lock, and the folder if it is new.
+        """
+        is_usable = read_facts(self.text) is not None or (self.text / WORK_FOLDER).is_dir()
+        if not is_usable and not self.run.exists():
+            shutil.rmtree(self.text, ignore_errors=True)
+        if {path.name for path in self.path.iterdir()} - {LOCK, NOTES}:
             return
+        self._notes.unlink(missing_ok=True)
         (self.path / LOCK).unlink()
         if is_new:
             self.path.rmdir()
