@@ -33,6 +33,7 @@ import cpu_record_page
 from cpu_cells import COMPARE, MODELS, PARTS, Cell, cells_of
 from mlbert.config.bert_config import BertConfig
 from mlbert.host.files import write_atomically
+from mlbert.host.freed_memory import keep_freed_memory
 from mlbert.host.machine import busy_seconds, processor_name
 from mlbert.host.provenance import shipped
 from mlbert.ops import api as ops
@@ -58,6 +59,7 @@ class Stopped(Exception):
 def measure(cell: Cell) -> dict[str, Any]:
     """Measure in this process, and return a JSON-able record; see `mlbert.programs.bench`."""
     torch.set_num_threads(cell.threads)
+    keep_freed_memory()  # as in a training run
     dtype = TYPES[cell.precision]
     measured = MODELS[cell.model]
     config = BertConfig.from_json(shipped("configs") / f"{cell.model}.json")

@@ -14,6 +14,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.host.console import console_progress, new_table, standard_output
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
+from mlbert.host.freed_memory import keep_freed_memory
 from mlbert.host.machine import busy_words, threads_per_rank
 from mlbert.host.progress import Progress
 from mlbert.host.provenance import shipped
@@ -95,6 +96,8 @@ def step(
         CONFIGS / f"{config}.json" if config in DEFAULT_PACKS else Path(config)
     )
     size = packs or DEFAULT_PACKS.get(config, 8)
+    if not is_gpu:
+        keep_freed_memory()  # for all sides
     peers = ("huggingface", "expert") if vs == "both" else (vs,) if vs else ()
     with adapted_waits(1 if is_gpu else torch.get_num_threads()):
         if precision == "auto" and not is_gpu:

@@ -49,6 +49,7 @@ from mlbert.distributed.rank_table import table
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError, in_public_words
 from mlbert.host.files import plain_size, write_atomically
+from mlbert.host.freed_memory import keep_freed_memory
 from mlbert.host.machine import fewer_threads_words, threads_per_rank
 from mlbert.host.provenance import tree_root
 from mlbert.host.waiting import adapted_waits
@@ -227,6 +228,8 @@ def run_experiment(
     if world.rank == 0 and settings.resume:
         paths.set_log_aside()
     torch.set_num_threads(num_threads)
+    if world.device.type == "cpu":
+        keep_freed_memory()
     log = MLPerfLogger(
         paths.log if world.rank == 0 and how.mlperf_log else None, rank=world.rank, root=tree_root()
     )
