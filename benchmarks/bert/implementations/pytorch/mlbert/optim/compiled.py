@@ -34,8 +34,8 @@ BLOCK_ELEMENTS = 8192
 # weights and moments (12 bytes per element) still in the cache, and the threads synchronize once
 # per group.
 GROUP_ELEMENTS = 1 << 20
-# A thread with fewer elements (2 MiB per buffer) costs more to wake and wait for than it saves.
-MIN_ELEMENTS_PER_THREAD = 1 << 19
+# A thread with fewer elements (0.25 MiB per buffer) costs more to wake and wait for than it saves.
+MIN_ELEMENTS_PER_THREAD = 1 << 16
 
 
 class Formulas(IntEnum):
