@@ -23,8 +23,8 @@ void embedding_forward(const int64_t *words, const int64_t *positions, const int
     }
 }
 
-INLINE void add_row(float *row, int64_t first, int64_t stop, const float *values) {
-    for (int64_t c = first; c < stop; c++) row[c] += values[c - first];
+INLINE void add_elements(float *row, int count, vec x) {
+    store_elements(row, 0, count, load_elements(row, 0, count, 0) + x, 0);
 }
 
 /* Add d_out [T, D] to the gradients of the three tables. The caller zeroes them first. */
@@ -37,16 +37,17 @@ void embedding_backward(const int64_t *words, const int64_t *positions, const in
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t first = 0; first < columns; first += width) {
         int64_t stop = first + width < columns ? first + width : columns;
-        float values[width];
         for (int64_t t = 0; t < tokens; t++) {
+            float *of_word = d_word + words[t] * columns + first;
+            float *of_position = d_position + positions[t] * columns + first;
+            float *of_segment = d_segment + segments[t] * columns + first;
             EACH_VECTOR(c, count, stop - first, {
                 int64_t i = t * columns + first + c;
                 vec x = is_bf16 ? load_elements(d_out, i, count, 1) : load_elements(d_out, i, count, 0);
-                store_elements(values, c, count, x, 0);
+                add_elements(of_word + c, count, x);
+                add_elements(of_position + c, count, x);
+                add_elements(of_segment + c, count, x);
             });
-            add_row(d_word + words[t] * columns, first, stop, values);
-            add_row(d_position + positions[t] * columns, first, stop, values);
-            add_row(d_segment + segments[t] * columns, first, stop, values);
         }
     }
 }

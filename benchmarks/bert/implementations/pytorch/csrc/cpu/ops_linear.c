@@ -87,3 +87,13 @@ void sum_tokens(const void *x, int64_t tokens, int64_t columns, int64_t chunk, i
     if (is_bf16) sum_body(x, tokens, columns, chunk, threads, partial, 1);
     else sum_body(x, tokens, columns, chunk, threads, partial, 0);
 }
+
+/* out [F] = the sum of the first F columns of partial [chunks, step] over the chunks, or out += that sum. */
+void sum_chunks(const float *partial, int64_t chunks, int64_t step, int64_t columns, int adds, float *out) {
+    EACH_VECTOR(c, count, columns, {
+        vec sum = {0};
+        for (int64_t i = 0; i < chunks; i++) sum += load_elements(partial, i * step + c, count, 0);
+        if (adds) sum += load_elements(out, c, count, 0);
+        store_elements(out, c, count, sum, 0);
+    });
+}

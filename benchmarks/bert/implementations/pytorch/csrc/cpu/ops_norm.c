@@ -90,7 +90,7 @@ void norm_forward(const void *x, const float *x_bias, const void *residual, cons
                      0);
 }
 
-INLINE void backward_row(const void *d_out, const void *total, const float *weight, const float *statistics,
+INLINE void backward_row(const void *d_out, const void *d_twin, const void *total, const float *weight, const float *statistics,
                          const Dropout *d, int drop_output, int64_t t, float scale, const uint8_t *bytes, float *normal,
                          float *gradient, void *d_total, void *d_x, float *d_weight, float *d_bias, float *d_x_bias,
                          int is_bf16) {
@@ -99,6 +99,7 @@ INLINE void backward_row(const void *d_out, const void *total, const float *weig
     vec sum = {0}, product = {0};
     EACH_VECTOR(c, count, n, {
         vec g = load_elements(d_out, t * n + c, count, is_bf16);
+        if (d_twin) g += load_elements(d_twin, t * n + c, count, is_bf16);
         if (drop_output) g = drop(d, g, bytes + c, scale);
         vec x = (load_elements(total, t * n + c, count, is_bf16) - mean) * inverse;
         store_elements(d_weight, c, count, load_elements(d_weight, c, count, 0) + g * x, 0);
@@ -120,8 +121,8 @@ INLINE void backward_row(const void *d_out, const void *total, const float *weig
     });
 }
 
-INLINE void backward_rows(const void *d_out, const void *total, const float *weight, const float *statistics,
-                          Dropout d, int drop_output, int64_t tokens, int64_t chunk, int threads, void *d_total,
+INLINE void backward_rows(const void *d_out, const void *d_twin, const void *total, const float *weight,
+                          const float *statistics, Dropout d, int drop_output, int64_t tokens, int64_t chunk, int threads, void *d_total,
                           void *d_x, float *partial, int partials, int is_bf16) {
     int64_t n = d.columns;
     float scale = 256.0f / (float)(256 - d.threshold);
@@ -139,7 +140,7 @@ INLINE void backward_rows(const void *d_out, const void *total, const float *wei
             memset(own, 0, sizeof(float) * (size_t)(partials * n));
             for (int64_t t = first; t < stop; t++) {
                 draw(&d, t, bytes);
-                backward_row(d_out, total, weight, statistics, &d, drop_output, t, scale, bytes, normal, gradient,
+                backward_row(d_out, d_twin, total, weight, statistics, &d, drop_output, t, scale, bytes, normal, gradient,
                              d_total, d_x, of_norm, of_norm + n, partials > 2 ? block : NULL, is_bf16);
                 if ((t - first) % SUM_BLOCK == SUM_BLOCK - 1 || t == stop - 1) flush_block(own, block, partials * n);
             }
@@ -147,17 +148,17 @@ INLINE void backward_rows(const void *d_out, const void *total, const float *wei
     }
 }
 
-/* Gradients of norm_forward: d_total [T, D] (of the residual), d_x [T, D] (of x; null unless dropout makes it differ
+/* Gradients of norm_forward, whose output has the gradient d_out, or d_out + d_twin unless d_twin is null: d_total [T, D] (of the residual), d_x [T, D] (of x; null unless dropout makes it differ
  * from d_total) and partial [ceil(T / chunk), partials, D] (sums over a chunk's tokens for x_bias, if there are 3, for
  * weight and for bias). */
-void norm_backward(const void *d_out, const void *total, const float *weight, const float *statistics,
-                   const int32_t *rows, int64_t tokens, int64_t columns, int64_t chunk, uint32_t key, int threshold,
+void norm_backward(const void *d_out, const void *d_twin, const void *total, const float *weight,
+                   const float *statistics, const int32_t *rows, int64_t tokens, int64_t columns, int64_t chunk, uint32_t key, int threshold,
                    int drop_output, int is_bf16, int threads, void *d_total, void *d_x, float *partial, int partials) {
     Dropout d = {columns, key, threshold, rows};
     if (is_bf16)
-        backward_rows(d_out, total, weight, statistics, d, drop_output, tokens, chunk, threads, d_total, d_x, partial,
+        backward_rows(d_out, d_twin, total, weight, statistics, d, drop_output, tokens, chunk, threads, d_total, d_x, partial,
                       partials, 1);
     else
-        backward_rows(d_out, total, weight, statistics, d, drop_output, tokens, chunk, threads, d_total, d_x, partial,
+        backward_rows(d_out, d_twin, total, weight, statistics, d, drop_output, tokens, chunk, threads, d_total, d_x, partial,
                       partials, 0);
 }

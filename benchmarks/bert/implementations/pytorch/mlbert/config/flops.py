@@ -4,7 +4,9 @@ not what an implementation runs.
 A multiply-add counts 2, the backward pass twice the forward, element-wise work 0. Results that no
 loss reads are not counted: padding, vocabulary logits of unmasked tokens, and the last layer's
 per-token work for tokens that the heads do not read. (Published figures count the last layer on all
-tokens.) With T tokens, hidden size D, inner size F, and sequences of length L:
+tokens. The last layer's queries and scores are counted for all tokens here too, although C kernels
+compute them only for the tokens read.) With T tokens, hidden size D, inner size F, and sequences of
+length L:
 
     Q K V of a layer              2 T 3 D^2
     attention scores and values   4 sum(L^2) D; in local layers, only for the keys of the window

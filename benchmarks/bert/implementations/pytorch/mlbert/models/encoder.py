@@ -74,8 +74,24 @@ class LayerLinears:
         """
         form = qkv_attention.chosen(qkv_attention.OP, hidden.product, num_heads)
         if form is None:
-            return None
+            return ops.native_qkv_attention(hidden.product, weights, biases, num_heads, arguments)
         return cublaslt.qkv_attention(form, hidden.product, weights, biases, num_heads, arguments)
+
+    def attend_some(
+        self,
+        hidden: Hidden,
+        tokens: Tensor,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor],
+        num_heads: int,
+        arguments: ops.AttentionArguments,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return attention and hidden state of some tokens, [R, N, H] and [R, D], if one op
+        computes both; else None.
+        """
+        return ops.native_attention_of_some(
+            hidden.product, tokens, weights, biases, num_heads, arguments
+        )
 
     def product(self, which: int, x: Tensor, weight: Tensor) -> Tensor:
         """Return x W^T for linear layer ``which``."""
@@ -105,8 +121,7 @@ class LayerLinears:
             norm: arguments of `mlbert.ops.api.dropout_add_layer_norm` from ``weight`` on;
                 b is the last one.
         """
-        x = self.product(ATTENTION_OUTPUT, context, weight)
-        return Hidden(*ops.dropout_add_layer_norm_twice(x, residual, *norm))
+        return Hidden(*ops.linear_norm(context, weight, residual, *norm))
 
     def feed_forward_norm(
         self, hidden: Hidden, weights: Sequence[Tensor], exact: bool, norm: Sequence[Any]
@@ -115,8 +130,9 @@ class LayerLinears:
         ``weights`` are w1, b1, w2, ``norm`` as above.
         """
         w1, b1, w2 = weights
-        x = self.feed_forward(hidden.product, w1, b1, w2, exact)
-        return Hidden(*ops.dropout_add_layer_norm_twice(x, hidden.residual, *norm))
+        return Hidden(
+            *ops.feed_forward_norm(hidden.product, hidden.residual, w1, b1, w2, exact, *norm)
+        )
 
 
 class _SomeFp8(LayerLinears):
@@ -154,6 +170,17 @@ class _SomeFp8(LayerLinears):
             hidden.small,
         )
 
+    def attend_some(
+        self,
+        hidden: Hidden,
+        tokens: Tensor,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor],
+        num_heads: int,
+        arguments: ops.AttentionArguments,
+    ) -> tuple[Tensor, Tensor] | None:
+        return None
+
     def product(self, which: int, x: Tensor, weight: Tensor) -> Tensor:
         return fp8.linear(x, (weight,), (), self._table, self._first + which)
 
@@ -167,6 +194,19 @@ class _SomeFp8(LayerLinears):
         pre = self.product(INTERMEDIATE, x, w1)
         inner = ops.apply_dropout(ops.gated_gelu(pre, exact), *mask)
         return self.product(OUTPUT, inner, w2)
+
+    def attention_output_norm(
+        self, context: Tensor, residual: Tensor, weight: Tensor, norm: Sequence[Any]
+    ) -> Hidden:
+        x = self.product(ATTENTION_OUTPUT, context, weight)
+        return Hidden(*ops.dropout_add_layer_norm_twice(x, residual, *norm))
+
+    def feed_forward_norm(
+        self, hidden: Hidden, weights: Sequence[Tensor], exact: bool, norm: Sequence[Any]
+    ) -> Hidden:
+        w1, b1, w2 = weights
+        x = self.feed_forward(hidden.product, w1, b1, w2, exact)
+        return Hidden(*ops.dropout_add_layer_norm_twice(x, hidden.residual, *norm))
 
 
 class _AllFp8(_SomeFp8):
@@ -416,12 +456,9 @@ class BertLayer(nn.Module):
             [T, D], or [R, D] if ``rows`` is given.
         """
         hidden = self._sublayer_input(hidden, self.attention)
-        context_TD = self._attend(hidden, batch, keys, positions, linears)
-        residual_TD = hidden.residual
+        context_TD, residual_TD = self._attend(hidden, batch, keys, positions, rows, linears)
         dropout_rows = batch.dropout_rows
         if rows is not None:
-            context_TD = context_TD.index_select(0, rows)
-            residual_TD = residual_TD.index_select(0, rows)
             dropout_rows = dropout_rows.index_select(0, rows)
         is_post = self.config.norm_position == "post"
         part = self.attention.output
@@ -481,8 +518,10 @@ class BertLayer(nn.Module):
         batch: Batch,
         keys: Keys | None,
         positions: Positions,
+        rows: Tensor | None,
         linears: LayerLinears,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
+        """Return attention and the residual, [T, D] each, or [R, D] if ``rows`` is given."""
         weights, biases = self._qkv_parameters()
         num_heads = self.config.num_attention_heads
         probability = self.config.attention_probs_dropout_prob
@@ -492,6 +531,11 @@ class BertLayer(nn.Module):
             arguments = ops.AttentionArguments(
                 batch.cu_seqlens, batch.max_seqlen, *mask, positions.slopes, positions.order
             )
+            if rows is not None and self.config.norm_position == "post":
+                some = linears.attend_some(hidden, rows, weights, biases, num_heads, arguments)
+                if some is not None:
+                    context_RNH, residual_RD = some
+                    return context_RNH.flatten(1), residual_RD
             context_TNH = linears.attend(hidden, weights, biases, num_heads, arguments)
         if context_TNH is None:
             qkv = linears.qkv(hidden, weights, biases)
@@ -505,7 +549,10 @@ class BertLayer(nn.Module):
                 rotations=positions.rotations,
                 order=positions.order,
             )
-        return context_TNH.reshape(-1, self.config.hidden_size)
+        context_TD = context_TNH.reshape(-1, self.config.hidden_size)
+        if rows is None:
+            return context_TD, hidden.residual
+        return context_TD.index_select(0, rows), hidden.residual.index_select(0, rows)
 
     def _gated(self, x: Tensor, mask: Mask, linears: LayerLinears) -> Tensor:
         """Return dropout(gelu(x A + a) * (x B + b)) W; most models have no a and b."""

@@ -30,3 +30,9 @@ from mlbert.ops.norm import (
 from mlbert.ops.qkv_attention import AttentionArguments
 from mlbert.ops.reference import apply_dropout
 from mlbert.ops.rotary import rotations
+from mlbert.ops.sublayers import (
+    feed_forward_norm,
+    linear_norm,
+    native_attention_of_some,
+    native_qkv_attention,
+)

@@ -20,15 +20,24 @@ Legend: S sequences, T tokens, N heads, H head size.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mlbert.ops import forms as registry
 from mlbert.ops import reference, rotary
 from mlbert.ops.dropout import Key, dropout_threshold
-from mlbert.ops.native_library import check_attention, is_bf16, library, pointer
+from mlbert.ops.native_library import (
+    check_attention,
+    check_rotations,
+    check_rows,
+    check_slopes,
+    is_bf16,
+    library,
+    pointer,
+)
 
 TILE_HEAD_SIZE = 32
 TRITON_HEAD_SIZES = (32, 64, 128)  # other sizes run plain
@@ -154,10 +163,15 @@ def _native(
 ) -> Tensor:
     """Run `attention` with a C kernel."""
     del max_seqlen
-    tiles = qkv.dtype == torch.bfloat16 and qkv.shape[3] % TILE_HEAD_SIZE == 0 and tiles_work()
+    tiles = uses_tiles(qkv.dtype, qkv.shape[3])
     return native_attention(
         qkv, cu_seqlens, dropout_p, key, rows, alibi_slopes, window, rotations, order, tiles=tiles
     )
+
+
+def uses_tiles(dtype: torch.dtype, head_size: int) -> bool:
+    """Return whether the C kernel for the matrix unit computes attention."""
+    return dtype == torch.bfloat16 and head_size % TILE_HEAD_SIZE == 0 and tiles_work()
 
 
 def native_attention(
@@ -219,80 +233,224 @@ def tiles_work() -> bool:
     )
 
 
+class Queries(NamedTuple):
+    """Some tokens as queries, in the order of the tokens.
+
+    Attributes:
+        bounds: int32 [S+1], the queries of each sequence.
+        rows: int32 [R], the place of each query among the tokens that were asked for.
+        tokens: int32 [R].
+        unused: int64, the places of tokens after the last sequence.
+    """
+
+    bounds: Tensor
+    rows: Tensor
+    tokens: Tensor
+    unused: Tensor
+
+    @classmethod
+    def of(cls, tokens: Tensor, cu_seqlens: Tensor) -> Queries:
+        """Return the queries for tokens, int64 [R] in any order, on the host."""
+        numbers = tokens.numpy()
+        order = np.argsort(numbers, kind="stable")
+        ascending = numbers[order]
+        bounds = np.searchsorted(ascending, cu_seqlens.numpy())
+        return cls(
+            torch.from_numpy(bounds.astype(np.int32)),
+            torch.from_numpy(order.astype(np.int32)),
+            torch.from_numpy(ascending.astype(np.int32)),
+            torch.from_numpy(order[bounds[-1] :]),
+        )
+
+
+class NativeAttention:
+    """The C kernels for one call, without autograd.
+
+    Args:
+        tiles: whether to use the matrix unit.
+        threshold: `dropout_threshold`.
+
+    The others are as in `attention`.
+    """
+
+    def __init__(
+        self,
+        cu_seqlens: Tensor,
+        tiles: bool,
+        threshold: int,
+        key: int,
+        rows: Tensor | None,
+        slopes: Tensor | None,
+        window: int | None,
+        rotations: Tensor | None,
+        order: Tensor,
+    ) -> None:
+        self._cu_seqlens = cu_seqlens
+        self._tiles = tiles
+        self._threshold = threshold
+        self._key = key
+        self._rows = rows
+        self._slopes = slopes
+        self._rotations = rotations
+        self._order = order
+        # NumPy takes a tenth of the time of PyTorch's operators here.
+        bounds = cu_seqlens.numpy()
+        lengths = bounds[1:] - bounds[:-1]
+        self._longest = int(lengths.max())
+        self._end = int(bounds[-1])
+        assert bounds[0] == 0 <= lengths.min(), "cu_seqlens must increase from 0"
+        is_everything = window is None or window >= self._longest - 1
+        self._window = _EVERYTHING if is_everything else window
+
+    def forward(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
+        """Return attention of qkv [T, 3, N, H], [T, N, H], and statistics for `backward`."""
+        check_attention(qkv, self._rows, self._threshold, self._slopes, self._rotations)
+        num_tokens, _, num_heads, head_size = qkv.shape
+        assert self._end <= num_tokens, (
+            f"cu_seqlens ends at {self._end}, but there are {num_tokens} tokens"
+        )
+        out = qkv.new_empty(num_tokens, num_heads, head_size)
+        self._zero_tail(out)
+        statistics = torch.empty(num_tokens, num_heads, 2)
+        kernels = library()
+        function = kernels.attention_tiles_forward if self._tiles else kernels.attention_forward
+        arguments, _scratch = self._arguments(qkv)
+        function(*arguments, pointer(statistics), pointer(out))
+        return out, statistics
+
+    def backward(self, qkv: Tensor, statistics: Tensor, d_out: Tensor) -> Tensor:
+        """Return the gradient of qkv."""
+        d_out = d_out.contiguous()
+        d_qkv = torch.empty_like(qkv)
+        self._zero_tail(d_qkv)
+        kernels = library()
+        function = kernels.attention_tiles_backward if self._tiles else kernels.attention_backward
+        arguments, _scratch = self._arguments(qkv)
+        function(*arguments, pointer(statistics), pointer(d_out, d_qkv.dtype), pointer(d_qkv))
+        return d_qkv
+
+    @property
+    def takes_queries(self) -> bool:
+        """Whether there are kernels for some tokens as queries: a block of them may see more keys
+        than a window has.
+        """
+        return not self._tiles and self._window == _EVERYTHING
+
+    def forward_of_queries(
+        self, queries: Queries, q: Tensor, keys_and_values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return attention of some tokens, [R, N, H], and statistics for `backward_of_queries`.
+
+        Args:
+            queries: the tokens.
+            q: [R, N, H], in the order in which they were asked for.
+            keys_and_values: [T, 2, N, H].
+        """
+        assert self.takes_queries, "not for windows, nor on the matrix unit"
+        self._check_queries(queries, q, keys_and_values)
+        out = torch.empty_like(q)
+        out[queries.unused] = 0
+        statistics = torch.empty(*q.shape[:2], 2)
+        arguments, _scratch = self._arguments(q)
+        library().attention_queries_forward(
+            *arguments,
+            pointer(keys_and_values, q.dtype),
+            *self._query_arguments(queries),
+            pointer(statistics),
+            pointer(out),
+        )
+        return out, statistics
+
+    def backward_of_queries(
+        self,
+        queries: Queries,
+        q: Tensor,
+        keys_and_values: Tensor,
+        statistics: Tensor,
+        d_out: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradients of q and of the keys and values."""
+        d_out = d_out.contiguous()
+        d_q = torch.empty_like(q)
+        d_q[queries.unused] = 0
+        d_keys_and_values = torch.empty_like(keys_and_values)
+        self._zero_tail(d_keys_and_values)
+        arguments, _scratch = self._arguments(q)
+        library().attention_queries_backward(
+            *arguments,
+            pointer(keys_and_values, q.dtype),
+            *self._query_arguments(queries),
+            pointer(statistics),
+            pointer(d_out, q.dtype),
+            pointer(d_q),
+            pointer(d_keys_and_values),
+        )
+        return d_q, d_keys_and_values
+
+    def _check_queries(self, queries: Queries, q: Tensor, keys_and_values: Tensor) -> None:
+        num_queries, num_heads, head_size = q.shape
+        num_tokens = keys_and_values.shape[0]
+        assert keys_and_values.shape == (num_tokens, 2, num_heads, head_size)
+        assert queries.rows.shape == queries.tokens.shape == (num_queries,)
+        assert queries.bounds.shape == self._cu_seqlens.shape
+        assert self._end <= num_tokens, (
+            f"cu_seqlens ends at {self._end}, but there are {num_tokens} tokens"
+        )
+        check_rows(self._rows, num_tokens, self._threshold)
+        check_slopes(self._slopes, num_heads)
+        check_rotations(self._rotations, num_tokens, head_size)
+
+    @staticmethod
+    def _query_arguments(queries: Queries) -> list[int | None]:
+        numbers = (queries.bounds, queries.rows, queries.tokens)
+        return [pointer(x, torch.int32) for x in numbers]
+
+    def _zero_tail(self, x: Tensor) -> None:
+        """Zero the tokens after the last sequence."""
+        if self._end < x.shape[0]:
+            x[self._end :].zero_()
+
+    def _arguments(self, qkv: Tensor) -> tuple[tuple[int | None, ...], Tensor]:
+        """Return the leading arguments of both directions, and the scratch tensor.
+
+        The scratch tensor must stay alive.
+        """
+        num_heads, head_size = qkv.shape[-2:]
+        threads = torch.get_num_threads()
+        if self._tiles:
+            scratch_floats = library().attention_tiles_scratch_floats
+        else:
+            scratch_floats = library().attention_scratch_floats
+        scratch = torch.empty(threads * scratch_floats(self._longest, head_size, self._window))
+        arguments = (
+            pointer(qkv),
+            pointer(self._cu_seqlens, torch.int32),
+            pointer(self._order),
+            pointer(self._rows, torch.int32),
+            pointer(self._slopes, torch.float32),
+            pointer(self._rotations, torch.float32),
+            self._order.numel(),
+            num_heads,
+            head_size,
+            self._longest,
+            self._window,
+            self._key,
+            self._threshold,
+            is_bf16(qkv),
+            threads,
+            pointer(scratch),
+        )
+        return arguments, scratch
+
+
 class _NativeAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, cu_seqlens: Tensor, *settings: Any) -> Tensor:
-        tiles, threshold, key, rows, slopes, window, rotations, order = settings
-        check_attention(qkv, rows, threshold, slopes, rotations)
-        num_tokens, _, num_heads, head_size = qkv.shape
-        lengths = cu_seqlens.diff()
-        ctx.longest = int(lengths.max())
-        ctx.end = int(cu_seqlens[-1])
-        assert int(cu_seqlens[0]) == 0 <= int(lengths.min()), "cu_seqlens must increase from 0"
-        assert ctx.end <= num_tokens, (
-            f"cu_seqlens ends at {ctx.end}, but there are {num_tokens} tokens"
-        )
-        ctx.window = _EVERYTHING if window is None or window >= ctx.longest - 1 else window
-        ctx.threshold = threshold
-        ctx.key = key
-        ctx.tiles = tiles
-        out = qkv.new_empty(num_tokens, num_heads, head_size)
-        out[ctx.end :].zero_()
-        statistics = torch.empty(num_tokens, num_heads, 2)
-        function = library().attention_tiles_forward if tiles else library().attention_forward
-        arguments, _scratch = _arguments(ctx, qkv, cu_seqlens, order, rows, slopes, rotations)
-        function(*arguments, pointer(statistics), pointer(out))
-        ctx.save_for_backward(qkv, cu_seqlens, order, rows, slopes, rotations, statistics)
+    def forward(ctx: Any, qkv: Tensor, *settings: Any) -> Tensor:
+        ctx.attention = NativeAttention(*settings)
+        out, statistics = ctx.attention.forward(qkv)
+        ctx.save_for_backward(qkv, statistics)
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, statistics = ctx.saved_tensors
-        d_out = d_out.contiguous()
-        d_qkv = torch.empty_like(inputs[0])
-        d_qkv[ctx.end :].zero_()
-        function = library().attention_tiles_backward if ctx.tiles else library().attention_backward
-        arguments, _scratch = _arguments(ctx, *inputs)
-        function(*arguments, pointer(statistics), pointer(d_out, d_qkv.dtype), pointer(d_qkv))
-        return (d_qkv, *[None] * 9)
-
-
-def _arguments(
-    ctx: Any,
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    order: Tensor,
-    rows: Tensor | None,
-    slopes: Tensor | None,
-    rotations: Tensor | None,
-) -> tuple[tuple[int | None, ...], Tensor]:
-    """Return the leading arguments of both directions, and the scratch tensor.
-
-    The scratch tensor must stay alive.
-    """
-    _, _, num_heads, head_size = qkv.shape
-    threads = torch.get_num_threads()
-    if ctx.tiles:
-        scratch_floats = library().attention_tiles_scratch_floats
-    else:
-        scratch_floats = library().attention_scratch_floats
-    scratch = torch.empty(threads * scratch_floats(ctx.longest, head_size, ctx.window))
-    arguments = (
-        pointer(qkv),
-        pointer(cu_seqlens, torch.int32),
-        pointer(order),
-        pointer(rows, torch.int32),
-        pointer(slopes, torch.float32),
-        pointer(rotations, torch.float32),
-        order.numel(),
-        num_heads,
-        head_size,
-        ctx.longest,
-        ctx.window,
-        ctx.key,
-        ctx.threshold,
-        is_bf16(qkv),
-        threads,
-        pointer(scratch),
-    )
-    return arguments, scratch
+        return (ctx.attention.backward(*ctx.saved_tensors, d_out), *[None] * 9)

@@ -79,11 +79,17 @@ def dropout_keys(seed: int, step: int, num_layers: int, num_sites: int) -> Tenso
     """Return `dropout_key` of all layers and sites:
     bits as int32 [num_layers, num_sites] on the CPU.
     """
-    layer = torch.arange(num_layers)[:, None]
-    site = torch.arange(num_sites)
-    keys = _mix32_tensor(((_step_key(seed, step) + GOLDEN) & MASK32) ^ layer)
-    keys = _mix32_tensor(((keys + GOLDEN) & MASK32) ^ site)
-    return torch.where(keys > MASK32 >> 1, keys - (1 << 32), keys).int()
+    of_step = _step_key(seed, step)
+    # In Python: the operators of so few numbers would take ten times as long.
+    of_layers = [mix32((of_step + GOLDEN) ^ layer) for layer in range(num_layers)]
+    bits = [mix32((key + GOLDEN) ^ site) for key in of_layers for site in range(num_sites)]
+    keys = torch.tensor([_signed(word) for word in bits], dtype=torch.int32)
+    return keys.view(num_layers, num_sites)
+
+
+def _signed(word: int) -> int:
+    """Return the signed number with the bits of a 32-bit word."""
+    return word - (1 << 32) if word > MASK32 >> 1 else word
 
 
 def head_key(key: int, head: int) -> int:

@@ -22,6 +22,7 @@ from mlbert.ops import forms as registry
 from mlbert.ops import reference
 from mlbert.ops.dropout import Key, dropout_threshold
 from mlbert.ops.native_library import (
+    chunk_sums,
     is_bf16,
     library,
     pointer,
@@ -36,7 +37,6 @@ from mlbert.ops.weights import (
     joined,
     kept_sum,
     part_gradients,
-    summed,
 )
 
 
@@ -236,7 +236,46 @@ def _weight_gradients(
 def _vector_gradients(parts: Sequence[Tensor], partial: Tensor) -> tuple[Tensor | None, ...]:
     """Return the sum of ``partial`` [chunks, F], one tensor per part; None if written in place."""
     buffer = gradient_buffer(parts)
-    return part_gradients(parts, summed(partial, buffer), buffer)
+    return part_gradients(parts, chunk_sums(partial, partial.shape[1], buffer), buffer)
+
+
+class NativeLinear:
+    """One call of a linear layer, without autograd.
+
+    Args:
+        weights: the weight, in parts.
+        biases: the bias, likewise, or nothing.
+        has_other_users: as in `linear`.
+    """
+
+    NUM_SAVED = 2
+
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor] = (),
+        has_other_users: bool = False,
+    ) -> None:
+        self._weights = weights
+        self._biases = biases
+        self._has_other_users = has_other_users
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return x W^T + b and the `NUM_SAVED` tensors that `backward` needs."""
+        weight = in_type(self._weights, x.dtype)
+        bias = joined(self._biases).to(x.dtype) if self._biases else None
+        return F.linear(x, weight, bias), (x, weight)
+
+    def backward(
+        self, saved: Sequence[Tensor], d_out: Tensor, needs_d_x: bool
+    ) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x and of the parts of the weight and the bias."""
+        x, weight = saved
+        d_out = d_out.contiguous()
+        d_weights = _weight_gradients(self._weights, d_out, x, last=not self._has_other_users)
+        d_biases = _vector_gradients(self._biases, token_sums(d_out)) if self._biases else ()
+        d_x = d_out @ weight if needs_d_x else None
+        return (d_x, *d_weights, *d_biases)
 
 
 class _NativeLinear(torch.autograd.Function):
@@ -244,48 +283,49 @@ class _NativeLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, parts: int, has_other_users: bool, *tensors: Tensor) -> Tensor:
-        ctx.weights = tensors[:parts]
-        ctx.biases = tensors[parts:]
-        ctx.has_other_users = has_other_users
-        weight = in_type(ctx.weights, x.dtype)
-        ctx.save_for_backward(x, weight)
-        bias = joined(ctx.biases).to(x.dtype) if ctx.biases else None
-        return F.linear(x, weight, bias)
+        ctx.linear = NativeLinear(tensors[:parts], tensors[parts:], has_other_users)
+        out, saved = ctx.linear.forward(x)
+        ctx.save_for_backward(*saved)
+        return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        d_out = d_out.contiguous()
-        d_weights = _weight_gradients(ctx.weights, d_out, x, last=not ctx.has_other_users)
-        d_biases = _vector_gradients(ctx.biases, token_sums(d_out)) if ctx.biases else ()
-        d_x = d_out @ weight if ctx.needs_input_grad[0] else None
-        return (d_x, None, None, *d_weights, *d_biases)
+        d_x, *others = ctx.linear.backward(ctx.saved_tensors, d_out, ctx.needs_input_grad[0])
+        return (d_x, None, None, *others)
 
 
-class _LinearGelu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, needs_gradient: bool) -> Tensor:
-        ctx.weight = weight
-        ctx.bias = bias
-        ctx.consumed = False
-        weight = in_type((weight,), x.dtype)
-        bias = bias.float().contiguous()
+class NativeLinearGelu:
+    """One call of a linear layer with GELU in the tanh form, without autograd."""
+
+    NUM_SAVED = 4
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self._weight = weight
+        self._bias = bias
+        self._consumed = False
+
+    def forward(self, x: Tensor, needs_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return gelu(x W^T + b) and, if a backward pass may follow, the `NUM_SAVED` tensors that
+        `backward` needs.
+        """
+        weight = in_type((self._weight,), x.dtype)
+        bias = self._bias.float().contiguous()
         pre = x @ weight.t()
         out = torch.empty_like(pre) if needs_gradient else pre
         threads = torch.get_num_threads()
         library().bias_gelu_forward(
             pointer(pre), pointer(bias), *pre.shape, is_bf16(pre), threads, pointer(out)
         )
-        if needs_gradient:
-            ctx.save_for_backward(x, weight, bias, pre)
-        return out
+        return out, (x, weight, bias, pre) if needs_gradient else ()
 
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, pre = ctx.saved_tensors
+    def backward(
+        self, saved: Sequence[Tensor], d_out: Tensor, needs_d_x: bool
+    ) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, the weight and the bias."""
+        x, weight, bias, pre = saved
         # The gradient overwrites the pre-activation, which saves one buffer of the widest layer.
-        assert not ctx.consumed, "linear_gelu's backward runs once"
-        ctx.consumed = True
+        assert not self._consumed, "linear_gelu's backward runs once"
+        self._consumed = True
         num_tokens, columns = pre.shape
         d_out = d_out.contiguous()
         partial = torch.empty(token_chunks(num_tokens), columns)
@@ -301,10 +341,23 @@ class _LinearGelu(torch.autograd.Function):
             pointer(pre),
             pointer(partial),
         )
-        (d_weight,) = _weight_gradients((ctx.weight,), pre, x)
-        (d_bias,) = _vector_gradients((ctx.bias,), partial)
-        d_x = pre @ weight if ctx.needs_input_grad[0] else None
-        return d_x, d_weight, d_bias, None
+        (d_weight,) = _weight_gradients((self._weight,), pre, x)
+        (d_bias,) = _vector_gradients((self._bias,), partial)
+        d_x = pre @ weight if needs_d_x else None
+        return d_x, d_weight, d_bias
+
+
+class _LinearGelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, needs_gradient: bool) -> Tensor:
+        ctx.layer = NativeLinearGelu(weight, bias)
+        out, saved = ctx.layer.forward(x, needs_gradient)
+        ctx.save_for_backward(*saved)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        return (*ctx.layer.backward(ctx.saved_tensors, d_out, ctx.needs_input_grad[0]), None)
 
 
 class _LinearExactGelu(torch.autograd.Function):

@@ -44,15 +44,21 @@ def _native(logits: Tensor, labels: Tensor, vocab_size: int) -> tuple[Tensor, Te
         f"{tuple(labels.shape)} labels for {logits.shape[0]} rows"
     )
     assert vocab_size <= logits.shape[1], f"{vocab_size} classes in {logits.shape[1]} columns"
-    if labels.numel() and int(labels.min()) == IGNORED:
+    if labels.numel() and _range(labels)[0] == IGNORED:
         counted = labels != IGNORED
         logits = logits[counted]
         labels = labels[counted]
-    if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < vocab_size:
-        raise IndexError(
-            f"labels {int(labels.min())} to {int(labels.max())} are not all below {vocab_size}"
-        )
+    if labels.numel():
+        low, high = _range(labels)
+        if low < 0 or high >= vocab_size:
+            raise IndexError(f"labels {low} to {high} are not all below {vocab_size}")
     return _CrossEntropy.apply(logits, labels, vocab_size)
+
+
+def _range(labels: Tensor) -> tuple[int, int]:
+    # NumPy takes a fifth of the time of PyTorch's operators here.
+    numbers = labels.numpy()
+    return int(numbers.min()), int(numbers.max())
 
 
 class _CrossEntropy(torch.autograd.Function):

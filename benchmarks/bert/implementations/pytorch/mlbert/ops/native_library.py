@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mlbert.host import native
+from mlbert.ops.weights import GradientBuffer
 
 SOURCES = (
     "ops_attention.c",
@@ -33,13 +34,16 @@ _MIN_CHUNK_TOKENS = 32
 _SIGNATURES = {
     "attention_forward": "pppppp lllll u iii ppp",
     "attention_backward": "pppppp lllll u iii pppp",
+    "attention_queries_forward": "pppppp lllll u iii ppppp pp",
+    "attention_queries_backward": "pppppp lllll u iii ppppp pppp",
     "attention_tiles_forward": "pppppp lllll u iii ppp",
     "attention_tiles_backward": "pppppp lllll u iii pppp",
     "norm_forward": "pppppp ll f u iiii ppp",
-    "norm_backward": "ppppp lll u iiii ppp i",
+    "norm_backward": "pppppp lll u iiii ppp i",
     "bias_gelu_forward": "pp ll ii p",
     "bias_gelu_backward": "ppp lll ii pp",
     "sum_tokens": "p lll ii p",
+    "sum_chunks": "p lll i p",
     "embedding_forward": "pppppp ll ii p",
     "embedding_backward": "pppp ll ii ppp",
     "cross_entropy_forward": "pp lll ii ppp",
@@ -105,9 +109,19 @@ def check_attention(
     num_tokens, three, num_heads, head_size = qkv.shape
     assert three == 3, f"qkv {tuple(qkv.shape)} is not [T, 3, N, H]"
     check_rows(rows, num_tokens, threshold)
+    check_slopes(slopes, num_heads)
+    check_rotations(rotations, num_tokens, head_size)
+
+
+def check_slopes(slopes: Tensor | None, num_heads: int) -> None:
+    """Assert the type and shape of ALiBi's slopes."""
     assert slopes is None or (slopes.dtype, slopes.shape) == (torch.float32, (num_heads,)), (
         "slopes: float32 [N]"
     )
+
+
+def check_rotations(rotations: Tensor | None, num_tokens: int, head_size: int) -> None:
+    """Assert the shape of the tokens' rotations."""
     if rotations is not None:
         assert head_size % 2 == 0, f"rotations of heads of {head_size}"
         assert rotations.shape == (num_tokens, head_size), f"rotations {tuple(rotations.shape)}"
@@ -141,3 +155,18 @@ def token_sums(x: Tensor) -> Tensor:
         pointer(partial),
     )
     return partial
+
+
+def chunk_sums(partial: Tensor, columns: int, buffer: GradientBuffer | None) -> Tensor:
+    """Return the sum of the first ``columns`` of float32 [chunks, F] over the chunks, in the buffer
+    if there is one.
+    """
+    assert partial.dtype == torch.float32
+    chunks, step = partial.shape
+    out = torch.empty(columns) if buffer is None else buffer.out
+    assert out.shape == (columns,), f"{tuple(out.shape)} for {columns} columns"
+    adds = buffer is not None and buffer.adds
+    library().sum_chunks(
+        pointer(partial), chunks, step, columns, int(adds), pointer(out, torch.float32)
+    )
+    return out

@@ -7,7 +7,8 @@ Legend: T tokens, D hidden.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,13 +18,14 @@ from mlbert.ops import reference
 from mlbert.ops.dropout import Key, dropout_threshold
 from mlbert.ops.native_library import (
     check_rows,
+    chunk_sums,
     is_bf16,
     library,
     pointer,
     token_chunk,
     token_chunks,
 )
-from mlbert.ops.weights import gradient_buffer, part_gradients, summed
+from mlbert.ops.weights import gradient_buffer, part_gradients
 
 
 def dropout_add_layer_norm(
@@ -59,8 +61,8 @@ def dropout_add_layer_norm(
 def dropout_add_layer_norm_twice(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     """Return the result of `dropout_add_layer_norm` twice, for two readers.
 
-    Triton's backward kernel adds both gradients; in other implementations autograd does,
-    in a separate pass.
+    Triton's and C's backward kernels add both gradients; with the reference autograd does, in a
+    separate pass.
     """
     first, second = registry.implementation("dropout_add_layer_norm", x)(x, *arguments)
     return first, second
@@ -104,93 +106,127 @@ def _plain_dropout_add_layer_norm(*arguments: Any) -> tuple[Tensor, Tensor]:
 def _native_dropout_add_layer_norm(
     x: Tensor, residual: Tensor, *settings: Any
 ) -> tuple[Tensor, Tensor]:
-    out = _DropoutNorm.apply(x.contiguous(), residual.contiguous(), False, *settings)
-    return out, out
+    return _DropoutAddNorm.apply(x.contiguous(), residual.contiguous(), *settings)
 
 
 @registry.register("layer_norm_dropout", "native")
 def _native_layer_norm_dropout(x: Tensor, *settings: Any) -> Tensor:
-    return _DropoutNorm.apply(x.contiguous(), None, True, *settings, None)
+    return _NormDropout.apply(x.contiguous(), *settings)
 
 
-class _DropoutNorm(torch.autograd.Function):
-    """`drop_output` False: LayerNorm(residual + dropout(x + x_bias)); True: dropout(LayerNorm(x)).
-
-    ``settings`` are the arguments of `dropout_add_layer_norm` from ``weight`` on.
+class NormGradients(NamedTuple):
+    """Gradients of the arguments of `NativeNorm`; None for vectors whose gradients are written in
+    place.
     """
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, residual: Tensor | None, drop_output: bool, *settings: Any
-    ) -> Tensor:
-        weight, bias, eps, dropout_p, key, rows, x_bias = settings
-        threshold = dropout_threshold(dropout_p)
+    x: Tensor
+    residual: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    x_bias: Tensor | None
+
+    def of_settings(self) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the settings, in their order."""
+        return (self.weight, self.bias, None, None, None, None, self.x_bias)
+
+
+class NativeNorm:
+    """The C kernels for one call, without autograd: LayerNorm(residual + dropout(x + x_bias)), or
+    dropout(LayerNorm(x)) if there is no residual.
+
+    Args:
+        settings: the arguments of `dropout_add_layer_norm` from ``weight`` on.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        dropout_p: float,
+        key: int,
+        rows: Tensor | None,
+        x_bias: Tensor | None = None,
+    ) -> None:
+        self._weight = weight
+        self._bias = bias
+        self._x_bias = x_bias
+        self._eps = eps
+        self._key = key
+        self._threshold = dropout_threshold(dropout_p)
+        self._rows = rows
+        self._drops_output = False
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+        """Return the result, [T, D], and the tensors that `backward` needs.
+
+        Args:
+            x: [T, D], contiguous.
+            residual: likewise, or None.
+        """
+        self._drops_output = residual is None
         num_tokens, columns = x.shape
-        check_rows(rows, num_tokens, threshold)
-        for vector in (weight, bias, x_bias):
+        check_rows(self._rows, num_tokens, self._threshold)
+        for vector in (self._weight, self._bias, self._x_bias):
             assert vector is None or vector.shape == (columns,), (
                 f"{tuple(vector.shape)} for {columns} columns"
             )
         assert residual is None or residual.shape == x.shape, (
             f"{tuple(residual.shape)} is not {tuple(x.shape)}"
         )
-        total = x if drop_output else torch.empty_like(x)
+        total = x if residual is None else torch.empty_like(x)
         statistics = torch.empty(num_tokens, 2)
         out = torch.empty_like(x)
-        wide_weight = weight.float().contiguous()
-        wide_bias = None if bias is None else bias.float().contiguous()
-        wide_x_bias = None if x_bias is None else x_bias.float().contiguous()
-        residual_pointer = None if residual is None else pointer(residual, x.dtype)
+        weight = self._weight.float().contiguous()
+        bias = None if self._bias is None else self._bias.float().contiguous()
+        x_bias = None if self._x_bias is None else self._x_bias.float().contiguous()
         library().norm_forward(
             pointer(x),
-            pointer(wide_x_bias),
-            residual_pointer,
-            pointer(wide_weight),
-            pointer(wide_bias),
-            pointer(rows, torch.int32),
+            pointer(x_bias),
+            None if residual is None else pointer(residual, x.dtype),
+            pointer(weight),
+            pointer(bias),
+            pointer(self._rows, torch.int32),
             num_tokens,
             columns,
-            eps,
-            key,
-            threshold,
-            int(drop_output),
+            self._eps,
+            self._key,
+            self._threshold,
+            int(self._drops_output),
             is_bf16(x),
             torch.get_num_threads(),
-            None if drop_output else pointer(total),
+            None if residual is None else pointer(total),
             pointer(statistics),
             pointer(out),
         )
-        ctx.save_for_backward(total, statistics, wide_weight, rows)
-        ctx.dropout = (key, threshold)
-        ctx.drop_output = drop_output
-        # In the order of their sums.
-        ctx.vectors = (x_bias, weight, bias)
-        return out
+        return out, [total, statistics, weight, self._rows]
 
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        total, statistics, weight, rows = ctx.saved_tensors
-        key, threshold = ctx.dropout
+    def backward(
+        self, saved: Sequence[Tensor], d_out: Tensor, d_twin: Tensor | None = None
+    ) -> NormGradients:
+        """Return the gradients for the gradient d_out of the result, or d_out + d_twin."""
+        total, statistics, weight, rows = saved
         num_tokens, columns = total.shape
         d_out = d_out.contiguous()
+        d_twin = None if d_twin is None else d_twin.contiguous()
         d_total = torch.empty_like(total)
-        sums = 2 if ctx.vectors[0] is None else 3
+        sums = 2 if self._x_bias is None else 3
         # Without dropout, x and residual share one gradient tensor.
-        d_x = torch.empty_like(total) if threshold and not ctx.drop_output else d_total
-        chunk = token_chunk(num_tokens)
+        d_x = torch.empty_like(total) if self._threshold and not self._drops_output else d_total
         partial = torch.empty(token_chunks(num_tokens), sums, columns)
         library().norm_backward(
             pointer(d_out, total.dtype),
+            pointer(d_twin, total.dtype),
             pointer(total),
             pointer(weight),
             pointer(statistics),
             pointer(rows),
             num_tokens,
             columns,
-            chunk,
-            key,
-            threshold,
-            int(ctx.drop_output),
+            token_chunk(num_tokens),
+            self._key,
+            self._threshold,
+            int(self._drops_output),
             is_bf16(total),
             torch.get_num_threads(),
             pointer(d_total),
@@ -198,23 +234,51 @@ class _DropoutNorm(torch.autograd.Function):
             pointer(partial),
             sums,
         )
-        # The kernel sums the gradient of a bias whether there is one or not; it is the last.
-        vectors = [vector for vector in ctx.vectors if vector is not None]
+        # In the order of their sums. The kernel sums the gradient of a bias whether there is one or
+        # not; it is the last.
+        possible = (self._x_bias, self._weight, self._bias)
+        vectors = [vector for vector in possible if vector is not None]
         buffer = gradient_buffer(vectors)
-        total_sums = summed(partial.flatten(1)[:, : len(vectors) * columns], buffer)
+        total_sums = chunk_sums(partial.flatten(1), len(vectors) * columns, buffer)
         gradients = iter(part_gradients(vectors, total_sums, buffer))
         d_x_bias, d_weight, d_bias = (
-            None if vector is None else next(gradients) for vector in ctx.vectors
+            None if vector is None else next(gradients) for vector in possible
         )
-        return (
-            d_x,
-            None if ctx.drop_output else d_total,
-            None,
-            d_weight,
-            d_bias,
-            None,
-            None,
-            None,
-            None,
-            d_x_bias,
-        )
+        return NormGradients(d_x, d_total, d_weight, d_bias, d_x_bias)
+
+
+def output_gradients(*gradients: Tensor | None) -> list[Tensor]:
+    """Return the gradients of a tensor's readers without those that did not read it."""
+    return [gradient for gradient in gradients if gradient is not None]
+
+
+class _DropoutAddNorm(torch.autograd.Function):
+    """Returns the result twice, so that the kernel adds the two gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, residual: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.norm = NativeNorm(*settings)
+        out, saved = ctx.norm.forward(x, residual)
+        ctx.num_settings = len(settings)
+        ctx.save_for_backward(*saved)
+        return out, out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *d_outs: Tensor | None) -> tuple[Tensor | None, ...]:
+        found = ctx.norm.backward(ctx.saved_tensors, *output_gradients(*d_outs))
+        return (found.x, found.residual, *found.of_settings()[: ctx.num_settings])
+
+
+class _NormDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *settings: Any) -> Tensor:
+        ctx.norm = NativeNorm(*settings)
+        out, saved = ctx.norm.forward(x, None)
+        ctx.save_for_backward(*saved)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        found = ctx.norm.backward(ctx.saved_tensors, d_out)
+        return (found.x, *found.of_settings()[:-1])

@@ -49,6 +49,8 @@ def in_type(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Return the weight as one tensor of this dtype:
     the optimizer's copy if it matches, else converted if needed.
     """
+    if parts[0].dtype == dtype:
+        return joined([part.detach() for part in parts])
     copies = [
         place.copy
         for part in parts
@@ -63,11 +65,19 @@ def gradient_buffer(parts: Sequence[Tensor]) -> GradientBuffer | None:
     """Return the memory that an op may write the gradient of a weight or of vectors to,
     followed by `written`; None for autograd.
     """
-    places = [place for part in parts if (place := _place(part)) is not None and part.requires_grad]
-    if len(places) < len(parts):
-        return None
-    out = neighbors([grad for part in parts if (grad := part.grad) is not None])
-    if out is None or out.shape[0] != sum(part.shape[0] for part in parts):
+    places = []
+    gradients = []
+    for part in parts:
+        place = _place(part)
+        if place is None or not part.requires_grad:
+            return None
+        gradient = part.grad
+        if gradient is None:
+            return None
+        places.append(place)
+        gradients.append(gradient)
+    out = neighbors(gradients)
+    if out is None:
         return None
     adds = not all(place.is_clear for place in places)
     if adds:
@@ -104,13 +114,6 @@ def kept_sum(total: Tensor, buffer: GradientBuffer | None) -> Tensor:
     return total if buffer is None else buffer.keep(total)
 
 
-def summed(partial: Tensor, buffer: GradientBuffer | None) -> Tensor:
-    """Return the sum of float32 [chunks, F] over the chunks, in the buffer if there is one."""
-    if buffer is None or buffer.adds:
-        return kept_sum(partial.sum(0), buffer)
-    return torch.sum(partial, 0, out=buffer.out)
-
-
 def written(parts: Sequence[Tensor], last: bool = True) -> None:
     """Record that an op has written the gradient of a weight or of vectors.
 
@@ -142,16 +145,18 @@ def neighbors(parts: Sequence[Tensor]) -> Tensor | None:
     if not parts:
         return None
     first = parts[0]
-    step = parts[0].numel() * parts[0].element_size()
-    in_order = all(
-        part.is_contiguous()
-        and part.shape == first.shape
-        and part.data_ptr() == first.data_ptr() + i * step
-        for i, part in enumerate(parts)
-    )
-    if not in_order or len({part.untyped_storage().data_ptr() for part in parts}) > 1:
+    if len(parts) == 1:
+        return first if first.is_contiguous() else None
+    shape = first.shape
+    step = first.numel() * first.element_size()
+    expected = first.data_ptr()
+    for part in parts:
+        if part.data_ptr() != expected or part.shape != shape or not part.is_contiguous():
+            return None
+        expected += step
+    if len({part.untyped_storage().data_ptr() for part in parts}) > 1:
         return None
-    return first.as_strided((len(parts) * first.shape[0], *first.shape[1:]), first.stride())
+    return first.as_strided((len(parts) * shape[0], *shape[1:]), first.stride())
 
 
 def _place(part: Tensor) -> WeightPlace | None:

@@ -64,6 +64,7 @@ class ParameterPlace:
         self.was_overwritten = False
         self.is_stale = False
         self._gradient = gradient
+        self._is_cuda = gradient.is_cuda
         self._cleared: bool | None = None
 
     @property
@@ -74,11 +75,11 @@ class ParameterPlace:
         A CUDA graph that captures both the clearing and the write replays both. A graph that does
         not capture the clearing has to add.
         """
-        return self._cleared == _is_capturing()
+        return self._cleared == self._is_capturing()
 
     def begin(self, is_stale: bool) -> None:
         """Record that a step begins: the gradient has been zeroed, or is stale."""
-        self._cleared = _is_capturing()
+        self._cleared = self._is_capturing()
         self.is_stale = is_stale
         self.was_overwritten = False
 
@@ -96,9 +97,8 @@ class ParameterPlace:
         self.is_stale = False
         self._cleared = None
 
-
-def _is_capturing() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    def _is_capturing(self) -> bool:
+        return self._is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 class FlatParameters:
