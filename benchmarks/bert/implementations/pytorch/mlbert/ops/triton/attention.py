@@ -27,6 +27,7 @@ Q and K block sizes of queries and keys.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -241,7 +242,12 @@ def sum_rows(saved, settings) -> int:
 
 def _blocks(kernel, settings, qkv) -> AttentionBlocks:
     blocks = blocks_of(qkv)[kernel]
-    return LOCAL_KEYS if settings.window is not None and blocks.maxnreg else blocks
+    if not blocks.maxnreg:
+        return blocks
+    if settings.window is not None:
+        return LOCAL_KEYS
+    # Without dropout, ptxas serializes the matrix products within the limit (C7512).
+    return blocks if settings.threshold else replace(blocks, maxnreg=None)
 
 
 def _num_blocks(kernel, settings, qkv) -> int:
