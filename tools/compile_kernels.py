@@ -46,6 +46,7 @@ from mlbert.ops.triton import (
     expand_batch,
     gate,
     gelu,
+    gluon_attention,
     gluon_product,
     loss,
     norm,
@@ -68,6 +69,7 @@ FIRST_FP8_ARCHITECTURE = 89
 # Used on sm_90 only; Triton 3.6 does not compile them for sm_100.
 HOPPER_CASE = "products fp8 GELU"
 GLUON_CASE = "products fp8 GELU, weight kept"
+ATTENTION_IN_GLUON = "attention in Gluon"
 _POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -229,6 +231,7 @@ def _attention(
     alibi: bool,
     device_key: bool = False,
     window: int | None = None,
+    form: Callable[..., torch.Tensor] = attention,
 ) -> None:
     """Record attention; with a window, also with rotations, as in ModernBERT."""
     num_tokens = 4096
@@ -240,9 +243,13 @@ def _attention(
     slopes = torch.empty(num_heads, device=_META) if alibi else None
     rotations = None if window is None else torch.empty(num_tokens, head_size, device=_META)
     key = _key(device_key)
-    attention(qkv, bounds, 512, dropout, key, rows, slopes, window, rotations).backward(
-        torch.empty_like(qkv[:, 0])
-    )
+    out = form(qkv, bounds, 512, dropout, key, rows, slopes, window, rotations)
+    out.backward(torch.empty_like(out))
+
+
+def _gluon_attention(dropout: float, window: int | None = None) -> None:
+    form = gluon_attention.attention
+    _attention(64, torch.bfloat16, dropout, False, True, window, form)
 
 
 def _qkv_attention(quantized: bool) -> None:
@@ -410,6 +417,10 @@ def cases() -> dict[str, Callable[[], None]]:
         "attention H=64 bf16 device key": lambda: _attention(64, half, 0.1, False, True),
         "attention H=64 bf16 gradient sums": lambda: _qkv_attention(False),
         "attention H=64 bf16 fp8 gradient": lambda: _qkv_attention(True),
+        f"{ATTENTION_IN_GLUON} dropout": lambda: _gluon_attention(0.1),
+        f"{ATTENTION_IN_GLUON}": lambda: _gluon_attention(0.0),
+        f"{ATTENTION_IN_GLUON} local": lambda: _gluon_attention(0.0, 64),
+        f"{ATTENTION_IN_GLUON} local dropout": lambda: _gluon_attention(0.1, 64),
         "norm D=1024 bf16 device key": lambda: _norm(1024, half, 0.1, device_key=True),
         "norm D=1024 bf16 dropout": lambda: _norm(1024, half, 0.1),
         "norm D=1024 bf16": lambda: _norm(1024, half, 0.0),
@@ -449,11 +460,14 @@ def cases() -> dict[str, Callable[[], None]]:
 def compile_case(case: str, arch: int) -> list[Report]:
     """Compile every kernel of a case once; FP8 cases have none on an architecture without FP8."""
     if ("fp8" in case and arch < FIRST_FP8_ARCHITECTURE) or (
-        case in (HOPPER_CASE, GLUON_CASE) and arch != 90
+        case.startswith((HOPPER_CASE, ATTENTION_IN_GLUON)) and arch != 90
     ):
         return []
     with recording(arch) as launches:
         cases()[case]()
+    if case.startswith(ATTENTION_IN_GLUON):
+        # The others are those of Triton's form.
+        launches = [launch for launch in launches if launch.kernel.is_gluon()]
     unique = {(x.kernel.fn.__name__, repr(x.arguments), repr(x.options)): x for x in launches}
     return [compile_launch(launch, case, arch) for launch in unique.values()]
 

@@ -40,7 +40,7 @@ def instructions(cubin: bytes) -> Counter[str]:
 
     Padding after the last exit is excluded.
     """
-    return Counter(opcode for opcode, _ in _code(cubin) if opcode)
+    return Counter(opcode for opcode, _ in code(cubin) if opcode)
 
 
 def loops(cubin: bytes) -> list[Counter[str]]:
@@ -48,13 +48,13 @@ def loops(cubin: bytes) -> list[Counter[str]]:
 
     An outer loop includes one iteration of its inner loops.
     """
-    code = _code(cubin)
+    lines = code(cubin)
     found = []
-    for end, (opcode, rest) in enumerate(code):
+    for end, (opcode, rest) in enumerate(lines):
         target = _TARGET.search(rest) if opcode.startswith("BRA") else None
-        if target and ("", target[1]) in code[:end]:
-            start = code.index(("", target[1]))
-            found.append(Counter(opcode for opcode, _ in code[start : end + 1] if opcode))
+        if target and ("", target[1]) in lines[:end]:
+            start = lines.index(("", target[1]))
+            found.append(Counter(opcode for opcode, _ in lines[start : end + 1] if opcode))
     return found
 
 
@@ -75,7 +75,7 @@ def clocks(counts: Counter[str]) -> int:
     )
 
 
-def _code(cubin: bytes) -> list[tuple[str, str]]:
+def code(cubin: bytes) -> list[tuple[str, str]]:
     """Return (opcode, operands) in order, with ("", name) for a label."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
@@ -83,16 +83,16 @@ def _code(cubin: bytes) -> list[tuple[str, str]]:
         lines = subprocess.run(
             command, capture_output=True, text=True, check=True
         ).stdout.splitlines()
-    code = []
+    found = []
     for line in lines:
         if label := _LABEL.match(line):
-            code.append(("", label[1]))
-        elif found := _INSTRUCTION.search(line):
-            code.append((found[1], found[2]))
+            found.append(("", label[1]))
+        elif instruction := _INSTRUCTION.search(line):
+            found.append((instruction[1], instruction[2]))
     # After the last instruction: a branch to itself and no-ops.
-    while code and (code[-1][0] in ("", "NOP") or _is_idle(code[-2:])):
-        del code[-1]
-    return code
+    while found and (found[-1][0] in ("", "NOP") or _is_idle(found[-2:])):
+        del found[-1]
+    return found
 
 
 def _is_idle(end: list[tuple[str, str]]) -> bool:

@@ -114,11 +114,14 @@ def test_dry_run_of_both_calls_measures_every_part(tree_root: Path, tmp_path: Pa
     assert set(verdicts) == {
         "bert bf16 auto",
         "bert bf16 qkv",
+        "bert bf16 gluon-attention",
         "bert fp8 fused",
         "bert fp8 slopes",
         "bert fp8 gluon",
         "bert fp8 qkv",
         "bert fp8 fastest",
+        "modernbert base 32 bf16 gluon-attention",
+        "modernbert base 64 bf16 gluon-attention",
     }
     text = (out / "call1.txt").read_text()
     assert text.startswith("dry run: ")

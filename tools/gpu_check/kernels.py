@@ -7,14 +7,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gpu_check.hardware import queued_seconds
 from mlbert.config.bert_config import BertConfig
 from mlbert.ops import api as ops
 from mlbert.ops import forms as registry
 
-Call = Callable[[], object]
+Call = Callable[[], Any]
 
 
 def timed(call: Call, device: torch.device, seconds: float) -> dict[str, Any]:
@@ -35,27 +34,24 @@ def attention_calls(
     positions = torch.arange(length, device=device).repeat(sequences)
     angles = ops.rotations(positions, config.head_size, config.rope_theta, True)
 
-    def attend(window: int | None) -> Tensor:
-        return ops.attention(
-            qkv, starts, length, 0.0, 0, rows, None, window=window, rotations=angles
-        )
+    forms: dict[str, Callable[..., Any]] = {"": ops.attention}
+    gluon = "gluon-attention"
+    if gluon in registry.available(device)["attention"]:
+        forms[f" {gluon}"] = registry.form("attention", gluon)
+    gradient = torch.randn_like(qkv[:, 0].detach())
 
-    gradient = torch.randn_like(attend(None).detach())
+    def train(attend: Call) -> None:
+        torch.autograd.grad(attend(), qkv, gradient)
 
-    def train(window: int | None) -> None:
-        torch.autograd.grad(attend(window), qkv, gradient)
-
-    def forward(window: int | None) -> None:
-        with torch.no_grad():
-            attend(window)
-
-    window = config.local_window
-    return {
-        f"attention {length} global forward": lambda: forward(None),
-        f"attention {length} global both": lambda: train(None),
-        f"attention {length} local forward": lambda: forward(window),
-        f"attention {length} local both": lambda: train(window),
-    }
+    calls: dict[str, Call] = {}
+    for name, form in forms.items():
+        for kind, window in (("global", None), ("local", config.local_window)):
+            attend = partial(
+                form, qkv, starts, length, 0.0, 0, rows, None, window=window, rotations=angles
+            )
+            calls[f"attention {length} {kind} forward{name}"] = torch.no_grad()(attend)
+            calls[f"attention {length} {kind} both{name}"] = partial(train, attend)
+    return calls
 
 
 def gate_calls(config: BertConfig, tokens: int, device: torch.device) -> dict[str, Call]:

@@ -70,12 +70,15 @@ def our_side(
     device: torch.device,
     opponent: str | None = None,
     is_tuned: bool = True,
+    baseline: str | None = None,
+    choice: str = "auto",
 ) -> TimedSide:
-    """Return our step, as one graph on CUDA, after its ops have been proved; for ``is_tuned`` see
-    `mlbert.programs.bench.sides.trained_side`.
+    """Return our step, as one graph on CUDA, after its ops have been proved.
+
+    ``choice``: of the ops. For ``is_tuned`` see `mlbert.programs.bench.sides.trained_side`.
     """
     remarks: list[str] = []
-    prove("auto", precision, config, device, lambda values: values, remarks.append)
+    prove(choice, precision, config, device, lambda values: values, remarks.append)
     dtype = compute_dtype(precision, device)
     products = fp8_products(precision, device)
     model = random_model(config, dtype, products, device)
@@ -89,6 +92,7 @@ def our_side(
         unit="tokens",
         flops=required_flops(config, batch),
         precision=precision,
+        baseline=baseline,
         opponent=opponent,
         remarks=tuple(remarks),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -38,9 +37,12 @@ SLOPES = "bert fp8 slopes"
 WITH_SLOPES = {"OPS": "slopes"}
 WITH_QKV = {"OPS": "qkv"}
 WITH_GLUON = {"OPS": "gluon"}
+GLUON_ATTENTION = "gluon-attention"
+WITH_GLUON_ATTENTION = {"OPS": GLUON_ATTENTION}
 # Precision -> side -> its settings. The last one that call 1 adopts is measured in call 2.
 VARIANTS = {
-    "bf16": {"bert bf16 qkv": WITH_QKV},
+    # Attention is the same in FP8, where another side would not fit into memory.
+    "bf16": {"bert bf16 qkv": WITH_QKV, "bert bf16 gluon-attention": WITH_GLUON_ATTENTION},
     "fp8": {
         FUSED: WITH_FUSED,
         SLOPES: WITH_SLOPES,
@@ -52,11 +54,14 @@ VARIANTS = {
 FASTEST = "bert fp8 fastest"
 WITH_FASTEST = {"OPS": "fastest"}
 # Not for a CPU without Triton's interpreter, or of no use there.
-HOPPER_FORMS = ("fused", "slopes", "gluon", "qkv", "fastest")
+HOPPER_FORMS = ("fused", "slopes", "gluon", GLUON_ATTENTION, "qkv", "fastest")
+# Those whose partitions share memory through barriers.
+PARTITIONED_FORMS = ("gluon", GLUON_ATTENTION)
 # Ops and their forms that compute-sanitizer watches.
 MEMCHECKED = (
     ("fp8_product_gelu", "gluon"),
     ("fp8_product_gelu_backward", "gluon"),
+    ("attention", GLUON_ATTENTION),
     ("fp8_product_gelu", "fused"),
     ("fp8_product_gelu_backward", "fused"),
     ("fp8_product_slope", "slopes"),
@@ -224,8 +229,12 @@ class Bench:
         precision: str,
         layers: int | None = None,
         is_tuned: bool = True,
+        choice: str = "auto",
     ) -> TimedSide:
-        """Return our ModernBERT step; ``layers`` other than the model's if given."""
+        """Return our ModernBERT step; ``layers`` other than the model's if given.
+
+        ``choice``: of the ops. The baseline of another one than ``auto`` is the step with it.
+        """
         scale = self.scale
         config = scale.base if size == "base" else scale.large
         tokens = scale.base_tokens if size == "base" else scale.large_tokens
@@ -233,7 +242,18 @@ class Bench:
             config = replace(config, num_hidden_layers=layers)
         name = f"modernbert {size} {length} {precision}"
         batch = modernbert.full_batch(config, length, tokens)
-        return modernbert.our_side(name, config, batch, precision, self.device, is_tuned=is_tuned)
+        side = partial(
+            modernbert.our_side,
+            config=config,
+            batch=batch,
+            precision=precision,
+            device=self.device,
+            is_tuned=is_tuned,
+        )
+        if choice == "auto":
+            return side(name)
+        used = "plain" if self.is_dry else choice
+        return side(f"{name} {choice}", baseline=name, choice=used)
 
 
 def measure_ceilings(bench: Bench) -> None:
@@ -293,12 +313,13 @@ def compile_bert(bench: Bench) -> None:
 
 
 def compile_fused(bench: Bench) -> None:
-    """Compile and prove the fused products."""
+    """Compile and prove the kernels of the variants."""
     shape = replace(bench.scale.bert, num_hidden_layers=bench.scale.layers)
     packs = bench.scale.packs[0]
-    for changes in VARIANTS["fp8"].values():
-        make = partial(bench.bert, "", "fp8", packs, shape, changes=changes, tuning=Tuning.NONE)
-        bench.rows.measure(changes["OPS"], partial(_once, bench, make))
+    for precision, variants in VARIANTS.items():
+        side = partial(bench.bert, "", precision, packs, shape, tuning=Tuning.NONE)
+        for name, changes in variants.items():
+            bench.rows.measure(name, partial(_once, bench, partial(side, changes=changes)))
 
 
 def compile_modernbert(bench: Bench) -> None:
@@ -308,6 +329,10 @@ def compile_modernbert(bench: Bench) -> None:
     for precision in published_step.CONFIGS:
         make = partial(bench.modernbert, "base", length, precision, layers, is_tuned=False)
         bench.rows.measure(precision, partial(_once, bench, make))
+    make = partial(
+        bench.modernbert, "base", length, "bf16", layers, is_tuned=False, choice=GLUON_ATTENTION
+    )
+    bench.rows.measure(GLUON_ATTENTION, partial(_once, bench, make))
 
 
 def compile_opponent_bert(bench: Bench) -> None:
@@ -350,14 +375,14 @@ def _load_compiled(bench: Bench, name: str) -> None:
 def check_memory(bench: Bench) -> None:
     """Run the new kernels under compute-sanitizer."""
     command = [*bench.command, "--part", "memchecked"]
-    bench.rows.measure("fused products", partial(external.sanitize, command, MEMCHECK_SECONDS))
+    bench.rows.measure("new kernels", partial(external.sanitize, command, MEMCHECK_SECONDS))
 
 
 def check_races(bench: Bench) -> None:
-    """Run the kernel whose partitions share memory through barriers under racecheck."""
+    """Run the kernels whose partitions share memory through barriers under racecheck."""
     command = [*bench.command, "--part", "racechecked"]
     check = partial(external.sanitize, command, MEMCHECK_SECONDS, "racecheck")
-    bench.rows.measure("gluon product", check)
+    bench.rows.measure("gluon kernels", check)
 
 
 def run_memchecked(bench: Bench) -> None:
@@ -367,7 +392,7 @@ def run_memchecked(bench: Bench) -> None:
 
 def run_racechecked(bench: Bench) -> None:
     """Run the kernels that compute-sanitizer's racecheck watches."""
-    _run_watched(bench, [(op, form) for op, form in MEMCHECKED if form == "gluon"])
+    _run_watched(bench, [(op, form) for op, form in MEMCHECKED if form in PARTITIONED_FORMS])
 
 
 def _run_watched(bench: Bench, watched: Sequence[tuple[str, str]]) -> None:
@@ -402,22 +427,27 @@ def turns_of_bert(bench: Bench) -> None:
 
 def turns_of_modernbert(bench: Bench) -> None:
     """Measure ModernBERT-base's steps in turns."""
-    steps = itertools.product(bench.scale.lengths, ("bf16", "fp8"))
+    steps = [
+        (length, precision, choice)
+        for length in bench.scale.lengths
+        for precision, choice in (("bf16", "auto"), ("bf16", GLUON_ATTENTION), ("fp8", "auto"))
+    ]
     _turns_of_size(bench, "base", steps)
 
 
 def turns_of_large(bench: Bench) -> None:
     """Measure ModernBERT-large's steps in turns."""
     short, long = bench.scale.lengths
-    _turns_of_size(bench, "large", ((short, "bf16"), (short, "fp8"), (long, "bf16")))
+    steps = ((short, "bf16", "auto"), (short, "fp8", "auto"), (long, "bf16", "auto"))
+    _turns_of_size(bench, "large", steps)
 
 
-def _turns_of_size(bench: Bench, size: str, steps: Iterable[tuple[int, str]]) -> None:
-    """Measure steps of a ModernBERT in turns, each with a length and a precision."""
+def _turns_of_size(bench: Bench, size: str, steps: Iterable[tuple[int, str, str]]) -> None:
+    """Measure steps of a ModernBERT in turns, each with a length, a precision and its ops."""
     makes: dict[str, Make] = {}
-    for length, precision in steps:
-        name = f"modernbert {size} {length} {precision}"
-        makes[name] = partial(bench.modernbert, size, length, precision)
+    for length, precision, choice in steps:
+        name = f"modernbert {size} {length} {precision} {choice}"
+        makes[name] = partial(bench.modernbert, size, length, precision, choice=choice)
     take_turns(bench.rows, makes, bench.scale.turn_seconds, bench.device)
 
 

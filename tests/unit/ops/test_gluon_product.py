@@ -75,7 +75,7 @@ def launch(
         gluon_product.COLUMNS,
         gluon_product.INNER,
     ]
-    return run_kernel(arguments, programs, seed, left_out)
+    return run_kernel(gluon_product.gluon_product_kernel, arguments, programs, seed, left_out)
 
 
 def differences(tokens: int, inner: int, columns: int, is_backward: bool, **how: Any) -> list[str]:

@@ -3,6 +3,8 @@
 Legend: R rows, C columns.
 """
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from unit.ops.op_inputs import packed_qkv
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 import triton.language as tl  # noqa: E402
 
-from mlbert.ops.triton import mask  # noqa: E402
+from mlbert.ops.triton import attention_pairs, mask  # noqa: E402
 from mlbert.ops.triton.attention import attention, descending_order, kept_bits_shape  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("use_triton")
@@ -126,6 +128,23 @@ def test_longest_sequences_run_first():
         assert torch.equal(
             descending_order(cu_seqlens).long(), lengths.argsort(descending=True, stable=True)
         )
+
+
+@pytest.mark.parametrize(
+    "lengths", [[], [0, 0], [1], [128, 129, 0, 5, 300, 127], [7 * n % 200 for n in range(150)]]
+)
+def test_pairs_are_the_blocks_of_the_longest_sequences_first(lengths):
+    bounds = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+    found = attention_pairs.pairs_of(bounds, sum(lengths) + 9, 128)
+    order = sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence])
+    wanted = [
+        [int(bounds[sequence]), lengths[sequence], first, sequence]
+        for sequence in order
+        for first in range(0, lengths[sequence], 128)
+    ]
+    count = int(found[0, 0])
+    assert found[1 : 1 + count].tolist() == wanted
+    assert len(found) > count
 
 
 def test_runs_are_bit_equal_also_with_a_key_on_the_device():

@@ -52,6 +52,10 @@ FORMS = Registry(
             "mlbert.ops.triton_loader:load_gluon",
             {"cuda": ("gluon", "fused", "cublaslt", "triton")},
         ),
+        "gluon-attention": Form(
+            "mlbert.ops.triton_loader:load_gluon_attention",
+            {"cuda": ("gluon-attention", "cublaslt", "triton")},
+        ),
         "qkv": Form(
             "mlbert.ops.triton_loader:load_qkv",
             {"cpu": ("qkv", "triton"), "cuda": ("qkv", "cublaslt", "triton")},

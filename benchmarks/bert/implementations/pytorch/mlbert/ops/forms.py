@@ -19,6 +19,9 @@ and the public functions call `implementation`. The names:
     slopes   as ``fused``, with GELU's derivative kept in a byte: CUDA
     gluon    as ``fused``, with the weight kept in shared memory
              (`mlbert.ops.triton.gluon_product`): CUDA
+    gluon-attention
+             attention's forward pass with partitions that copy and compute
+             (`mlbert.ops.triton.gluon_attention`), the other ops as in ``auto``: CUDA
 
 With ``fastest``, all available implementations are verified
 and timed before a run (`mlbert.ops.proof`).

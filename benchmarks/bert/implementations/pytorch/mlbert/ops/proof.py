@@ -42,6 +42,8 @@ REMEDIES = {
     "fmha": "OPS=auto",
     "fused": "OPS=auto",
     "slopes": "OPS=auto",
+    "gluon": "OPS=auto",
+    "gluon-attention": "OPS=auto",
     "qkv": "OPS=auto",
 }
 USUAL_REMEDY = "OPS=plain"

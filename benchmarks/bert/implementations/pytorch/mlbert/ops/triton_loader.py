@@ -39,6 +39,12 @@ def load_fused(kind: str) -> None:
         raise NativeUnavailable("is for Hopper (compute capability 9.0) only")
 
 
+def load_gluon_attention(kind: str) -> None:
+    """Register the implementations ``gluon-attention``. Raises as `load`."""
+    load_fused(kind)
+    importlib.import_module("mlbert.ops.triton.gluon_attention")
+
+
 def load_gluon(kind: str) -> None:
     """Register the implementations ``gluon``. Raises as `load`."""
     load_fused(kind)

@@ -27,6 +27,7 @@ Q and K block sizes of queries and keys.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -78,6 +79,35 @@ def attention(
 
     ``max_seqlen`` may exceed the longest sequence: blocks without work cost little.
     """
+    return attend(
+        triton_kernels(),
+        qkv,
+        cu_seqlens,
+        max_seqlen,
+        dropout_p,
+        key,
+        rows,
+        alibi_slopes,
+        window,
+        rotations,
+        order,
+    )
+
+
+def attend(
+    kernels,
+    qkv,
+    cu_seqlens,
+    max_seqlen,
+    dropout_p,
+    key,
+    rows,
+    alibi_slopes,
+    window,
+    rotations,
+    order,
+) -> Tensor:
+    """Return `attention`, computed by some `Kernels`."""
     if qkv.dtype == torch.float64 or qkv.shape[3] not in TRITON_HEAD_SIZES:
         return reference.attention(
             qkv,
@@ -94,6 +124,7 @@ def attention(
     if window is not None and window >= max_seqlen - 1:
         window = None
     return _TritonAttention.apply(
+        kernels,
         qkv.contiguous(),
         cu_seqlens,
         max_seqlen,
@@ -134,6 +165,7 @@ class SavedAttention(NamedTuple):
     bits: Tensor | None
     rotations: Tensor | None
     log_sums: Tensor
+    pairs: Tensor | None
 
 
 class AttentionSettings(NamedTuple):
@@ -144,10 +176,28 @@ class AttentionSettings(NamedTuple):
     window: int | None
 
 
+class Kernels(NamedTuple):
+    """What launches the kernels of one form.
+
+    Attributes:
+        pairs: returns what the kernels need to know about cu_seqlens and the number of tokens, or
+            None.
+        forward: see `launch_forward`.
+        query_gradient: see `launch_query_gradient`.
+        key_value_gradient: see `launch_key_value_gradient`.
+    """
+
+    pairs: Callable[[Tensor, int], Tensor | None]
+    forward: Callable[..., None]
+    query_gradient: Callable[..., None]
+    key_value_gradient: Callable[..., None]
+
+
 class _TritonAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx,
+        kernels,
         qkv,
         cu_seqlens,
         max_seqlen,
@@ -161,8 +211,18 @@ class _TritonAttention(torch.autograd.Function):
         has_backward,
     ):
         ctx.settings = AttentionSettings(max_seqlen, threshold, window)
+        ctx.kernels = kernels
         out, saved = attention_forward(
-            qkv, cu_seqlens, ctx.settings, key, rows, slopes, rotations, order, has_backward
+            qkv,
+            cu_seqlens,
+            ctx.settings,
+            key,
+            rows,
+            slopes,
+            rotations,
+            order,
+            has_backward,
+            kernels,
         )
         ctx.save_for_backward(*saved, out)
         return out
@@ -171,12 +231,63 @@ class _TritonAttention(torch.autograd.Function):
     def backward(ctx, d_out):
         *saved, out = ctx.saved_tensors
         d_qkv = torch.empty_like(saved[0])
-        attention_backward(SavedAttention(*saved), ctx.settings, out, d_out, d_qkv)
-        return d_qkv, None, None, None, None, None, None, None, None, None, None
+        attention_backward(SavedAttention(*saved), ctx.settings, ctx.kernels, out, d_out, d_qkv)
+        return None, d_qkv, None, None, None, None, None, None, None, None, None, None
+
+
+def launch_forward(settings, saved, rows, key, out, log_sums) -> None:
+    """Write the result of attention and its sums, and the bits if there is memory for them.
+
+    Args:
+        settings, saved: of all kernels.
+        rows, key: of the dropout mask, as in `mlbert.ops.attention`.
+        out: [T, N, H] in the dtype of qkv.
+        log_sums: float32 [N, T].
+    """
+    grid, arguments = _launch(FORWARD, settings, saved)
+    attention_forward_kernel[grid](
+        **arguments, rows=rows, key=key_argument(key), out=out, log_sums=log_sums
+    )
+
+
+def launch_query_gradient(settings, saved, out, gradients) -> None:
+    """Write the gradient of queries, and delta.
+
+    Args:
+        settings, saved: of all kernels.
+        out: of forward.
+        gradients: arguments of `attention_query_gradient_kernel` for gradients.
+    """
+    grid, arguments = _launch(GRADIENT_OF_Q, settings, saved)
+    attention_query_gradient_kernel[grid](out=out, **gradients, **arguments)
+
+
+def launch_key_value_gradient(settings, saved, gradients) -> None:
+    """Write the gradients of keys and values; see `launch_query_gradient`."""
+    grid, arguments = _launch(GRADIENT_OF_KV, settings, saved)
+    attention_key_value_gradient_kernel[grid](**gradients, **arguments)
+
+
+def _no_pairs(cu_seqlens: Tensor, num_tokens: int) -> None:
+    del cu_seqlens, num_tokens
+
+
+def triton_kernels() -> Kernels:
+    """Return Triton's."""
+    return Kernels(_no_pairs, launch_forward, launch_query_gradient, launch_key_value_gradient)
 
 
 def attention_forward(
-    qkv, cu_seqlens, settings, key, rows, slopes, rotations, order, has_backward
+    qkv,
+    cu_seqlens,
+    settings,
+    key,
+    rows,
+    slopes,
+    rotations,
+    order,
+    has_backward,
+    kernels,
 ) -> tuple[Tensor, SavedAttention]:
     """Compute `attention` of a contiguous qkv, without autograd."""
     check_attention(qkv, rows, settings.threshold, slopes, rotations)
@@ -190,22 +301,21 @@ def attention_forward(
         bits = torch.empty(shape, dtype=torch.int32, device=qkv.device)
     if rotations is not None:
         qkv = rotated(qkv, rotations)
-    saved = SavedAttention(qkv, cu_seqlens, order, slopes, bits, rotations, log_sums)
+    pairs = kernels.pairs(cu_seqlens, num_tokens)
+    saved = SavedAttention(qkv, cu_seqlens, order, slopes, bits, rotations, log_sums, pairs)
     if num_tokens:
-        grid, arguments = _launch(FORWARD, settings, saved)
-        attention_forward_kernel[grid](
-            **arguments, rows=rows, key=key_argument(key), out=out, log_sums=log_sums
-        )
+        kernels.forward(settings, saved, rows, key, out, log_sums)
     return out, saved
 
 
 def attention_backward(
-    saved, settings, out, d_out, d_qkv, sums=None, scale=None, amax=None
+    saved, settings, kernels, out, d_out, d_qkv, sums=None, scale=None, amax=None
 ) -> None:
     """Write the gradient of qkv.
 
     Args:
         saved, settings, out: of forward.
+        kernels: Triton's with `sums` or `scale`, which the others have not.
         d_out: gradient of the result.
         d_qkv: contiguous, of the shape of qkv: its dtype, or with `scale` uint8, for e5m2.
         sums: float32 [`sum_rows`, 3, N, H], if wanted: gets sums over tokens, which together are
@@ -224,10 +334,8 @@ def attention_backward(
         "scale": scale,
         "amax": amax,
     }
-    grid, arguments = _launch(GRADIENT_OF_Q, settings, saved)
-    attention_query_gradient_kernel[grid](out=out, **gradients, **arguments)
-    grid, arguments = _launch(GRADIENT_OF_KV, settings, saved)
-    attention_key_value_gradient_kernel[grid](**gradients, **arguments)
+    kernels.query_gradient(settings, saved, out, gradients)
+    kernels.key_value_gradient(settings, saved, gradients)
     if saved.rotations is not None:
         rotate_back(d_qkv, saved.rotations)
 
@@ -256,6 +364,11 @@ def _num_blocks(kernel, settings, qkv) -> int:
     return max(1, triton.cdiv(settings.max_seqlen, block))
 
 
+def blocks_of_bits(settings) -> int:
+    """Return how many blocks of `KEYS_OF_BITS` keys the saved mask has."""
+    return triton.cdiv(max(1, settings.max_seqlen), KEYS_OF_BITS)
+
+
 def _launch(kernel, settings, saved) -> tuple[tuple[int], dict]:
     """Return grid and common arguments of a kernel.
 
@@ -275,7 +388,7 @@ def _launch(kernel, settings, saved) -> tuple[tuple[int], dict]:
         "num_tokens": num_tokens,
         "num_sequences": num_sequences,
         "num_blocks": num_blocks,
-        "bits_blocks": triton.cdiv(max(1, settings.max_seqlen), KEYS_OF_BITS),
+        "bits_blocks": blocks_of_bits(settings),
         "NUM_HEADS": num_heads,
         "HEAD_SIZE": head_size,
         "SCALE": head_size**-0.5,
@@ -305,11 +418,11 @@ def attention_order_kernel(cu_seqlens, order, num_sequences, BLOCK: tl.constexpr
     Grid: S / BLOCK. cu_seqlens, order: int32 [S+1], [S].
     """
     own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    length = _lengths(cu_seqlens, own, num_sequences)
+    length = lengths_of(cu_seqlens, own, num_sequences)
     place = tl.zeros([BLOCK], tl.int32)
     for start in range(0, num_sequences, BLOCK):
         other = start + tl.arange(0, BLOCK)
-        other_length = _lengths(cu_seqlens, other, num_sequences)
+        other_length = lengths_of(cu_seqlens, other, num_sequences)
         longer = other_length[None, :] > length[:, None]
         earlier = (other_length[None, :] == length[:, None]) & (other[None, :] < own[:, None])
         place += tl.sum((longer | earlier).to(tl.int32), 1)
@@ -317,7 +430,7 @@ def attention_order_kernel(cu_seqlens, order, num_sequences, BLOCK: tl.constexpr
 
 
 @triton.jit
-def _lengths(cu_seqlens, sequence, num_sequences):
+def lengths_of(cu_seqlens, sequence, num_sequences):
     """Return lengths int32; -1 past the last sequence."""
     inside = sequence < num_sequences
     start = tl.load(cu_seqlens + sequence, mask=inside, other=1)

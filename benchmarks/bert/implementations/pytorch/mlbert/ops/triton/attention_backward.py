@@ -45,9 +45,10 @@ def _weights_and_gradient(
     )
     weights = tl.exp2(scores * (SCALE * LOG2_E) - log_sum[:, None])
     if WINDOW is not None:
+        row = first_q + tl.arange(0, BLOCK_Q)
         places = first_k + key_places(BLOCK_K)
         # Weights of hidden keys may be infinite before.
-        weights = tl.where(is_seen(first_q, places, length, WINDOW, BLOCK_Q), weights, 0.0)
+        weights = tl.where(is_seen(row, places, length, WINDOW), weights, 0.0)
     d_weights = dot(d_out, tl.trans(v))
     kept = weights
     if bits is None:

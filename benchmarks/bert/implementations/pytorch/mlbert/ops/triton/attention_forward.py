@@ -144,9 +144,9 @@ def seen_range(first, length, WINDOW: tl.constexpr, ROWS: tl.constexpr, COLUMNS:
 
 
 @triton.jit
-def is_seen(first_q, places, length, WINDOW: tl.constexpr, BLOCK_Q: tl.constexpr):
-    """Return which keys int32 [K] are inside of the window of the queries, bool [Q, K]."""
-    distance = first_q + tl.arange(0, BLOCK_Q)[:, None] - places[None, :]
+def is_seen(row, places, length, WINDOW: tl.constexpr):
+    """Return which keys int32 [K] are inside of the window of queries int32 [Q], bool [Q, K]."""
+    distance = row[:, None] - places[None, :]
     return (tl.abs(distance) <= WINDOW) & (places < length)[None, :]
 
 
@@ -169,6 +169,12 @@ def bits_at(
     """
     row = first_q // 2 + tl.arange(0, BLOCK_Q // 2)
     column = first_k // 64 * 4 + tl.arange(0, max(4, BLOCK_K // 16))
+    return number_at(bits, row, column, length, num_blocks)
+
+
+@triton.jit
+def number_at(bits, row, column, length, num_blocks):
+    """Return `bits_at` of rows and columns of numbers."""
     exists = row // 8 * 16 < length
     return bits + row[:, None] * (4 * num_blocks) + column[None, :], exists[:, None]
 
@@ -262,7 +268,8 @@ def _forward_step(
     if WINDOW is not None:
         # Finite: a query may see no key of the first block. Its sums so far are then meaningless,
         # and multiplied by 0 after the first block with a key that it sees.
-        scores = tl.where(is_seen(first_q, places, length, WINDOW, BLOCK_Q), scores, HIDDEN)
+        row = first_q + tl.arange(0, BLOCK_Q)
+        scores = tl.where(is_seen(row, places, length, WINDOW), scores, HIDDEN)
     elif PARTIAL:
         scores = tl.where((places < length)[None, :], scores, -float("inf"))
     new_highest = tl.maximum(highest, tl.max(scores, 1) * (SCALE * LOG2_E))

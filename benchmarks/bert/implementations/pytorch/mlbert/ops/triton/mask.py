@@ -84,7 +84,12 @@ def key_places(COLUMNS: tl.constexpr):
     assigned the keys 4 l to 4 l + 3, so that four keys that share a word of the mask are in one
     thread.
     """
-    place = tl.arange(0, COLUMNS)
+    return key_of(tl.arange(0, COLUMNS))
+
+
+@triton.jit
+def key_of(place):
+    """Return the key of a place in the order of `key_places`."""
     return (place & -16) | ((place & 6) << 1) | ((place & 8) >> 2) | (place & 1)
 
 
@@ -94,11 +99,20 @@ def keep_signs(hashes, first, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr):
     for `row_hash` [R] and keys from `first`, a multiple of 4.
 
     Four keys share a word; the top bit of each key's byte is the result, and other bits are
-    meaningless. A byte is at least the threshold if adding 256 - threshold to it carries. The
-    carries out of the lower seven bits are computed for four bytes at once.
+    meaningless.
     """
     group = (first >> 2) + tl.arange(0, COLUMNS // 4)
-    words = mix32(hashes[:, None] ^ (group.to(tl.uint32) * GOLDEN)[None, :])
+    return signs_of(hashes[:, None], group[None, :], THRESHOLD)
+
+
+@triton.jit
+def signs_of(hashes, groups, THRESHOLD: tl.constexpr):
+    """Return `keep_signs` of row hashes and groups of four keys that are broadcast together.
+
+    A byte is at least the threshold if adding 256 - threshold to it carries. The carries out of the
+    lower seven bits are computed for four bytes at once.
+    """
+    words = mix32(hashes ^ (groups.to(tl.uint32) * GOLDEN))
     carries = (words & 0x7F7F7F7F) + ((256 - THRESHOLD) & 0x7F) * 0x01010101
     return (words | carries) if THRESHOLD <= 128 else (words & carries)
 
@@ -112,15 +126,24 @@ def keep_pairs(weights, signs, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     FOURS: tl.constexpr = [ROWS, COLUMNS // 16, 2, 4]
     chosen = tl.where(tl.arange(0, 2)[None, None, :, None] == 0, CHOSEN_BYTES[0], CHOSEN_BYTES[1])
     signs = tl.broadcast_to(tl.reshape(signs, [ROWS, COLUMNS // 16, 1, 4]), FOURS)
-    masks = _copied_signs(signs, tl.broadcast_to(chosen, FOURS))
+    masks = copied_signs(signs, tl.broadcast_to(chosen, FOURS))
     masks = tl.reshape(
         tl.broadcast_to(masks[:, :, :, :, None], [ROWS, COLUMNS // 16, 2, 4, 2]), [ROWS, COLUMNS]
     )
     if INTERPRETED or weights.dtype.primitive_bitwidth == 32:
         half = (tl.arange(0, COLUMNS) & 1) << 4
         return tl.where((masks >> half[None, :]) & 1 != 0, weights, 0.0), masks
-    # Two adjacent weights share a register. Return the masks too, to have them in the weights'
-    # layout. "&": written before the last input is read.
+    return select_pairs(weights, masks)
+
+
+@triton.jit
+def select_pairs(weights, masks):
+    """Return 16-bit weights, set to 0 where their half of a mask is 0; and the masks.
+
+    Two adjacent weights share a register. The masks are returned to have them in the weights'
+    layout.
+    """
+    # "&": written before the last input is read.
     return tl.inline_asm_elementwise(
         "and.b32 $0, $3, $4; mov.b32 $1, $4; mov.b32 $2, $5;",
         "=&r,=&r,=r,r,r,r", [weights, masks], (weights.dtype, tl.int32), True, 2,
@@ -128,7 +151,7 @@ def keep_pairs(weights, signs, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _copied_signs(words, chosen):
+def copied_signs(words, chosen):
     """Return int32 with four bytes, each eight copies of the top bit of a byte of the uint32 words.
 
     The low three bits of a digit of `chosen` select the byte,
@@ -159,8 +182,16 @@ def pack_masks(masks, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     # Adjacent columns have the same mask word: use the first. Sums of disjoint bits are "or".
     selected = tl.where(b[None, :] == 0, 0x00010001 << place[:, None], 0)
     bits = tl.sum(tl.sum(masks & selected[None, None, None, None, :, None, :], 6), 4)
-    bits = ((bits | (bits >> 8)) & 0xFFFF) << (16 * tl.arange(0, 2))[None, :, None, None, None]
+    bits = half_of_bits(bits, tl.arange(0, 2)[None, :, None, None, None])
     return tl.reshape(tl.sum(bits, 1), [ROWS // 2, COLUMNS // 16])
+
+
+@triton.jit
+def half_of_bits(bits, half):
+    """Return the bits of rows of `half` 0 or 1 of 16 where `pack_masks` has them, from bits 0 to 7
+    and 16 to 23.
+    """
+    return ((bits | (bits >> 8)) & 0xFFFF) << (16 * half)
 
 
 @triton.jit

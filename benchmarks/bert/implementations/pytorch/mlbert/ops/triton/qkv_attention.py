@@ -23,6 +23,7 @@ from mlbert.ops.triton.attention import (
     attention_backward,
     attention_forward,
     sum_rows,
+    triton_kernels,
 )
 from mlbert.ops.triton.cast import cast_transpose_bias, transposed_copy
 from mlbert.ops.triton.device import sum_partials
@@ -51,6 +52,7 @@ class TritonAttentionForm:
             None,
             arguments.order,
             True,
+            triton_kernels(),
         )
         return out, (saved, settings)
 
@@ -62,7 +64,7 @@ class TritonAttentionForm:
         if not num_rows:
             # The kernels' blocks differ in size: sum and round in a pass of their own.
             d_qkv = torch.empty_like(saved.qkv)
-            attention_backward(saved, settings, out, d_out, d_qkv)
+            attention_backward(saved, settings, triton_kernels(), out, d_out, d_qkv)
             flat = d_qkv.flatten(1)
             if scale is None:
                 return flat, kept_sum(flat.sum(0, dtype=torch.float32), buffer)
@@ -70,7 +72,8 @@ class TritonAttentionForm:
         sums = torch.empty(num_rows, *shape[1:], dtype=torch.float32, device=saved.qkv.device)
         kind = saved.qkv.dtype if scale is None else torch.uint8
         d_qkv = torch.empty(shape, dtype=kind, device=saved.qkv.device)
-        attention_backward(saved, settings, out, d_out, d_qkv, sums, scale, amax)
+        kernels = triton_kernels()
+        attention_backward(saved, settings, kernels, out, d_out, d_qkv, sums, scale, amax)
         if not shape[0]:
             sums = sums[:0]
         total = sum_partials(sums.flatten(1), buffer)
