@@ -27,7 +27,7 @@ from mlbert.ops import cublaslt
 
 SOURCE_SUFFIXES = (".py", ".c", ".h", ".cu")
 # Metadata folders of packages that compute on a device; their names have the version.
-COMPUTE_PACKAGE = re.compile(r"(triton|nvidia[-_].+)-.+\.(dist|egg)-info$")
+COMPUTE_PACKAGE = re.compile(r"(triton-|nvidia[-_]).*\.(dist|egg)-info$")
 
 
 def load(
