@@ -38,7 +38,7 @@ from mlbert.host.files import read_plain, whole_file, write_atomically
 
 DOCUMENT = np.dtype([("digest", "<u8"), ("tokens", "<u4")])  # of its letters; without special ones
 TOGETHER = 1 << 20  # characters that a process gets at a time
-AHEAD = 8  # lists of so many characters that wait, besides one for each process
+AHEAD = 8  # lists of so many characters, at most, that wait besides one for each process
 # Processes: for a million characters, the reader takes 0.02 seconds, and byte pairs 0.8.
 MOST_ENCODERS = 40
 # Of a process among several.
@@ -204,7 +204,7 @@ def encoding(
     if workers > 1:
         limited = replace(tokenizer, cache_bytes=CACHE_BYTES // workers)
         encoder = DocumentEncoder(limited, names_languages, AT_A_TIME)
-    ahead = workers + AHEAD
+    ahead = workers + min(workers, AHEAD)
     some = replace(executor, workers=workers)
     with some.pool(encoder.encode, "the text", ahead, encoder.load) as encode:
         yield encode
