@@ -28,7 +28,7 @@ PARTITION_SPILLS = {
     "gluon_product_kernel": 456,
     "gluon_attention_kernel": 72,
     "gluon_query_gradient_kernel": 80,
-    "gluon_key_value_gradient_kernel": 100,
+    "gluon_key_value_gradient_kernel": 124,
 }
 GLUON_ATTENTION = "attention in Gluon dropout"
 SHARED_BYTES = 227 << 10  # of a block on Hopper
