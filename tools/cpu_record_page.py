@@ -8,7 +8,7 @@ from typing import Any
 from cpu_cells import COMPARE, MODELS, PARTS, SWEEP, Cell
 
 Records = Mapping[Cell, Mapping[str, Any]]
-NAMES = {"demo": "the quickstart's", "base": "base"}
+NAMES = {"demo": "the quickstart's model", "base": "base"}
 PAGE = """# How fast is a training step on this processor, and where does its time go? {processor}
 
 **In short:** {summary}
@@ -77,9 +77,9 @@ def _summary(records: Records) -> str:
     for cell, record in _of_kind(records, COMPARE):
         ratios = record["ratios"]
         clauses.append(
-            f"{NAMES[cell.model]} in {cell.precision} {ratios['expert']['ratio']:.1f} times as "
+            f"{NAMES[cell.model]} in {cell.precision}, {ratios['expert']['ratio']:.1f} times as "
             f"fast as an expert's use of transformers and "
-            f"{ratios['huggingface']['ratio']:.1f} times as plain use, at "
+            f"{ratios['huggingface']['ratio']:.1f} times as fast as plain use, at "
             f"{_percent(record['sides']['mlbert']['share_of_gemm_peak'])} of the GEMM peak"
         )
     text = f"{'; '.join(clauses)}."

@@ -41,7 +41,7 @@ def read_races(paths: Sequence[Path]) -> tuple[dict[str, Curves], float]:
         records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         measures.add(next((one["evaluation"] for one in records if "evaluation" in one), None))
         if len(measures) > 1:
-            reason = "was scored by another measure than the races before it"
+            reason = "was scored by a different measure from the earlier races"
             raise UserError("data.mixed", path, reason, "Draw them separately")
         bigram = guesses_of(records)["bigram_accuracy"]
         for (size, side, rate, _), curve in curves_of(records).items():

@@ -45,11 +45,12 @@ mlbert train --help            # every setting with its type
 mlbert train --print-config    # every value of the sourced config, with its origin
 ```
 
-Every name that a `config_<system>.sh` may export, with its default. A later source wins: default,
-YAML (`--config`; `extends:` names a parent), export, flag or `key=value`. The flag of
-`mlbert train` is the name in lower case with dashes (`MAX_STEPS`: `--max-steps`) unless another one
-follows it; with underscores (`--max_steps`) it means the same, and the YAML key has them
-(`max_steps`). In brackets: unit, other choices, and recipes with another default.
+This page lists every name that a `config_<system>.sh` may export, with its default. If a setting
+has several sources, the last of these wins: default, YAML (`--config`; `extends:` names a parent),
+export, flag or `key=value`. The flag of `mlbert train` is the name in lower case with dashes
+(`MAX_STEPS`: `--max-steps`), unless a different flag follows the name; underscores (`--max_steps`)
+also work, and the YAML key has underscores (`max_steps`). In parentheses: the unit, the other
+choices, and recipes with a different default.
 `RECIPE=masked_lm` is `masked_lm_text` if `TOKENIZER` is given, else `masked_lm_stored`. Only
 launchers read the settings under Launch, which are not flags. Written by `tools/write_generated.py`
 from the `config.py` of each package.
@@ -58,10 +59,10 @@ FOOTER = "\nResult not verified by MLCommons Association.\n"
 ERRORS_HEADER = """\
 # Errors
 
-A mistake is one line: `mlbert: error: SUBJECT: PROBLEM. REMEDY. [code]`. If an unknown name was
-given, the known ones follow the remedy: `Choices: ...`. The exit status is 2. The code stays the
-same when the wording changes. Below, each code has its meaning and one or two messages as they are
-printed, in which the last sentence is the remedy. Written by `tools/write_generated.py` from
+Each error is one line: `mlbert: error: SUBJECT: PROBLEM. REMEDY. [code]`. If a name is unknown, the
+known ones follow the remedy: `Choices: ...`. The exit status is 2. The code stays the same when the
+wording changes. For each code, this page gives the meaning and one or two messages as they are
+printed; the last sentence of a message is the remedy. Written by `tools/write_generated.py` from
 `mlbert/host/error_codes.py` and the messages that the tests have seen.
 """
 MESSAGES = ROOT / "tests/golden/error_messages.txt"

@@ -96,7 +96,7 @@ def check(
             return _check_tree(place, layout, division, progress, ruleset)
         names = logs_at(path)
         if not names:
-            reason = f"holds neither systems/ and results/ nor {RESULT_PATTERN}"
+            reason = f"contains neither systems/ and results/ nor {RESULT_PATTERN}"
             raise UserError("log.missing", path, reason, "Name one that does")
         if names == [path]:
             read_log(path)  # raises if the log is unreadable

@@ -118,7 +118,7 @@ def read_side(path: Path) -> ComparedSide:
     if not path.exists():
         raise UserError("file.missing", path, "does not exist", remedy)
     if not (names := logs_at(path)):
-        raise UserError("log.missing", path, f"holds no {RESULT_PATTERN}", remedy)
+        raise UserError("log.missing", path, f"contains no {RESULT_PATTERN}", remedy)
     logs = [read_log(name) for name in names]
     for log in logs:
         if log.first("run_start") is None:

@@ -23,11 +23,11 @@ from mlaudit.rules import BENCHMARK
 from mlaudit.scratch_copy import RESULT_PATTERN
 from mlbert.host.errors import UserError
 
-_FILED = "rules: results/<system>/<benchmark> holds the logs of that benchmark"
+_FILED = "rules: results/<system>/<benchmark> contains the logs of that benchmark"
 
 
 def refuse_other_benchmarks(path: Path) -> None:
-    """Raise UserError if a path holds results of other benchmarks than BERT and none of BERT."""
+    """Raise UserError if a path contains results of other benchmarks than BERT and none of BERT."""
     others: dict[str, Path] = {}
     for results in find_results(path):
         if results.folder.name == BENCHMARK and results.tree is not None:
@@ -94,12 +94,14 @@ def check_every_benchmark(
     """Run our own checks on the results of every benchmark at a path.
 
     Raises:
-        UserError: the path holds no log, or one that cannot be read.
+        UserError: the path contains no log, or one that cannot be read.
     """
     folders = find_results(path)
     if not folders:
-        reason = f"holds no {RESULT_PATTERN}"
-        raise UserError("log.missing", path, reason, "Name a tree, a folder of logs, or a log")
+        reason = f"contains no {RESULT_PATTERN}"
+        raise UserError(
+            "log.missing", path, reason, "Name a submission tree, a folder of logs, or a log"
+        )
     findings = []
     systems: dict[str, list[Sequence[Log]]] = defaultdict(list)
     for number, folder in enumerate(folders, start=1):
@@ -131,12 +133,12 @@ def _subject(results: ResultFolder, path: Path) -> str:
 
 
 def check_files(folder: ResultFolder, results: ResultSet) -> Complaints:
-    """The folder holds as many logs as its benchmark needs, and they are of this benchmark."""
+    """The folder contains as many logs as its benchmark needs, and they are of this benchmark."""
     benchmark = results.benchmark
     if benchmark != folder.folder.name:
         text = f"the logs are of {benchmark}, filed under {folder.folder.name}"
         yield Complaint(Outcome.WARN, text, _FILED)
     wanted = num_runs(benchmark)
     if len(results.logs) != wanted:
-        text = f"{folder.folder.name} holds {len(results.logs)} logs, not {wanted}"
+        text = f"{folder.folder.name} contains {len(results.logs)} logs, not {wanted}"
         yield Complaint(Outcome.WARN, text, "rules: the number of runs of a result")

@@ -49,7 +49,7 @@ def check_layout(place: Workplace, left_out: Sequence[Complaint]) -> Complaints:
     for folder in folders:
         yield from _check_folder(folder, systems, place)
     if not folders:
-        yield _wrong("results/ holds no system")
+        yield _wrong("results/ contains no system")
 
 
 def _check_folder(folder: Path, systems: Iterable[str], place: Workplace) -> Complaints:
@@ -72,7 +72,7 @@ def _check_folder(folder: Path, systems: Iterable[str], place: Workplace) -> Com
 def _what_else(path: Path) -> str:
     """Describe an entry of ``results/<system>`` that is not the benchmark's."""
     if is_other_benchmark(path):
-        return f"holds results of {path.name}, which are not checked: only {BENCHMARK} is"
+        return f"contains results of {path.name}, which are not checked: only {BENCHMARK} is"
     return f"is not the benchmark {BENCHMARK}; only the official tools look at it"
 
 
@@ -117,11 +117,13 @@ def _check_result_names(folder: Path, place: Workplace) -> Complaints:
         yield Complaint(Outcome.WARN, f"{place.name(folder / name)} is unknown", _NAMES)
     if len(logs) != NUM_RESULT_FILES:
         missing = ", ".join(sorted(_RESULT_NAMES - logs)) if logs < _RESULT_NAMES else ""
-        text = f"{place.name(folder)} holds {len(logs)} logs, not {NUM_RESULT_FILES}"
+        text = f"{place.name(folder)} contains {len(logs)} logs, not {NUM_RESULT_FILES}"
         yield _wrong(text + (f": {missing} is missing" if missing else ""))
     elif logs != _RESULT_NAMES:
         extra = ", ".join(sorted(logs - _RESULT_NAMES))
-        text = f"{place.name(folder)} holds {extra}, which the official tools take for results too"
+        text = (
+            f"{place.name(folder)} contains {extra}, which the official tools take for results too"
+        )
         yield Complaint(Outcome.NOTE, text, _NAMES)
 
 

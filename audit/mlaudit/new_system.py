@@ -133,8 +133,8 @@ def new_system(
 def _check_name(name: str, tree: Path) -> None:
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         reason = (
-            "is not a valid name: letters, digits and single underscores, a letter first, "
-            f"at most {_LONGEST_NAME}"
+            f"is not a valid name: a name has at most {_LONGEST_NAME} letters, digits and single "
+            "underscores, and starts with a letter"
         )
         raise UserError("config.value", repr(name), reason, "Choose a name such as acme_x1_h100_n1")
     if re.search(r"_\d+x\d+", name):

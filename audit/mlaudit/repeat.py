@@ -107,8 +107,10 @@ def read_repeatable(path: Path) -> Log:
         reason = "does not name recipe, seed and configuration"
         raise UserError("log.incomplete", path, reason, "Name a log of this code")
     if recipe not in _RECIPES:
-        reason = f"is of recipe {recipe}"
-        raise UserError("log.unsupported", path, reason, "Give a log of another recipe", _RECIPES)
+        reason = f"was written with RECIPE={recipe}"
+        raise UserError(
+            "log.unsupported", path, reason, "Give a log of a different recipe", _RECIPES
+        )
     if log.status is None or log.first("run_start") is None:
         raise UserError(
             "log.incomplete",
@@ -418,7 +420,7 @@ def remarks(log: Log, repeated: Log, same_seed: bool) -> list[str]:
         if any(a.samples != b.samples for a, b in pairs):
             notes.append(
                 "Evaluations have different sample counts: "
-                "the code distributes samples in another order."
+                "the code distributes samples in a different order."
             )
         notes.append(_losses(log, repeated))
     for key in ("precision", "ops"):

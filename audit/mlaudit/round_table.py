@@ -135,7 +135,7 @@ def audit_round(
         general: include results of every benchmark.
 
     Raises:
-        UserError: a path does not exist, or holds no result of BERT (or none at all).
+        UserError: a path does not exist, or contains no result of BERT (or none at all).
     """
     found = _results_at(paths)
     others = Counter(_benchmark_named(results) for results in found)
@@ -187,7 +187,7 @@ def _results_at(paths: Sequence[Path]) -> list[ResultFolder]:
             raise UserError("file.missing", path, "does not exist", remedy)
         results = find_results(path)
         if not results:
-            raise UserError("log.missing", path, f"holds no {RESULT_PATTERN}", remedy)
+            raise UserError("log.missing", path, f"contains no {RESULT_PATTERN}", remedy)
         found |= {one.folder: one for one in results}
     return list(found.values())
 

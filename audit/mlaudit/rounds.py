@@ -61,7 +61,7 @@ def round_of_ruleset(name: str) -> Round:
     """Return the round of a ruleset, such as 2.1.0. Raises UserError if BERT is not in it."""
     if name not in _BY_RULESET:
         reason = f"is {name}, which has no BERT"
-        raise UserError("config.choice", "--ruleset", reason, "Give another", _BY_RULESET)
+        raise UserError("config.choice", "--ruleset", reason, "Give a different one", _BY_RULESET)
     return _BY_RULESET[name]
 
 

@@ -18,7 +18,7 @@ from mlbert.host.errors import UserError
 RESULT_PATTERN = "result_*.txt"
 # Log of an interrupted part of a run; see `RunFolder.set_log_aside`.
 _PART = re.compile(r"(?P<run>result_.*)\.part(?P<number>\d+)\.txt")
-READABLE = "rules: a submission holds its files itself, fit for the official tools"
+READABLE = "rules: a submission contains its files itself, fit for the official tools"
 
 _LED_OUT = "is a link out of the tree"
 

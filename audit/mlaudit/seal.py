@@ -56,7 +56,7 @@ def seal(system: str, tree: Path, logdir: Path | None = None, key: Path | None =
     if Path(system).name != system or not description.is_file():
         reason = "does not exist"
         raise UserError(
-            "file.missing", description, reason, "Name a system of systems/, or describe it first"
+            "file.missing", description, reason, "Name a system in systems/, or describe it first"
         )
     if key is not None and not key.is_file():
         reason = "is not a file"
@@ -68,7 +68,7 @@ def seal(system: str, tree: Path, logdir: Path | None = None, key: Path | None =
             _copy_runs(logdir, folder)
         names = _names(folder)
         if not any(name.startswith(f"{BENCHMARK}/") for name in names):
-            reason = f"holds no {RESULT_PATTERN}"
+            reason = f"contains no {RESULT_PATTERN}"
             raise UserError(
                 "log.missing", folder / BENCHMARK, reason, "Name the LOGDIR of the runs with --from"
             )
@@ -108,7 +108,7 @@ def _copy_runs(logdir: Path, folder: Path) -> None:
                 copies[folder / f"run_{match[1]}.{name}"] = source
     if not copies:
         raise UserError(
-            "log.missing", logdir, "holds no result_<i>.txt", "Name the LOGDIR of finished runs"
+            "log.missing", logdir, "contains no result_<i>.txt", "Name the LOGDIR of finished runs"
         )
     for target, source in copies.items():
         if target.exists() and not filecmp.cmp(source, target, shallow=False):
@@ -116,7 +116,7 @@ def _copy_runs(logdir: Path, folder: Path) -> None:
                 "file.exists",
                 target,
                 f"differs from {source}",
-                "Remove it if the other one is meant",
+                "Remove it if you want the other file",
             )
     (folder / BENCHMARK).mkdir(parents=True, exist_ok=True)
     for target, source in copies.items():

@@ -113,7 +113,9 @@ def _check_recipe(exports: Mapping[str, str], option: str) -> None:
     recipe = exports.get("RECIPE", "")
     remedy = "Start from a system with another recipe, or edit the copy and its learning rate"
     if recipe not in _RECIPES:
-        reason = f"RECIPE={recipe} takes each GPU's samples for themselves, so its results change"
+        reason = (
+            f"RECIPE={recipe} treats each GPU's samples separately, so the results would change"
+        )
         raise UserError("config.conflict", option, reason, remedy)
     if exports.get("GRADIENT_CLIPPING") == "before":
         reason = "GRADIENT_CLIPPING=before clips each GPU's gradient, so its results change"

@@ -57,7 +57,9 @@ def export_tree(tree: Path, target: Path) -> int:
         if _belongs(name) and not (tree / name).is_relative_to(target)
     ]
     if not names:
-        raise UserError("file.missing", tree, "holds no file to export", "Name a submission tree")
+        raise UserError(
+            "file.missing", tree, "contains no file to export", "Name a submission tree"
+        )
     _refuse_illegal(tree, names)
     with writing(target, "Choose a folder that is writable"):
         for name in names:

@@ -256,7 +256,7 @@ def test_more_names_of_the_published_program(work: Path, monkeypatch: pytest.Mon
         (["callbacks={speed_moniter: {}}"], "Did you mean callbacks.speed_monitor?"),
         (
             ["train_loader.dataset.streams={a: {local: x, proportion: 1}, b: {local: y}}"],
-            "weights do not go together",
+            "weights that cannot be combined",
         ),
         (
             ["train_loader.dataset.streams={a: {local: x, portion: 1}}"],
@@ -267,7 +267,7 @@ def test_more_names_of_the_published_program(work: Path, monkeypatch: pytest.Mon
             ["train_loader.dataset={shuffle_algo: py1e, shuffle_block_size: 9}"],
             "of py1e is always Streaming's default",
         ),
-        (["max_seq_len=0"], "argument max_seq_len=: 0 is not legal"),
+        (["max_seq_len=0"], "argument max_seq_len=: 0 is not valid"),
         (["model.use_pretrained=true"], "model.use_pretrained of prajjwal1/bert-tiny"),
         (["model.gradient_checkpointing=true"], "not supported"),
         (["train_subset_num_batches=3"], "not supported"),

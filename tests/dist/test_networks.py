@@ -178,7 +178,7 @@ def meet_at(exports: dict[str, str], seconds: str) -> None:
         ({"MASTER_ADDR": "192.0.2.77"}, "MASTER_ADDR=192.0.2.77: port "),
         ({"MASTER_PORT": "99999"}, "MASTER_PORT: '99999' is not a port"),
         ({"MASTER_PORT": "29x"}, "MASTER_PORT: '29x' is not a port"),
-        ({"LOCAL_RANK": "", "MASTER_ADDR": "head"}, "does not set the local rank"),
+        ({"LOCAL_RANK": "", "MASTER_ADDR": "head"}, "the local rank is not set"),
     ],
     ids=["no host", "no name", "no machine", "no port", "no number", "no local rank"],
 )

@@ -167,7 +167,7 @@ def test_resume_on_another_number_of_ranks_is_refused_if_the_method_depends_on_i
     outputs = [rank.communicate(timeout=60) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [2, 2], outputs
     (line,) = [line for line in outputs[0].splitlines() if "error" in line]
-    assert "belongs to another run: train_batch_size is 8, this run has 4" in line
+    assert "belongs to a different run: train_batch_size is 8 there and 4 here" in line
     assert "error" not in outputs[1]
 
 

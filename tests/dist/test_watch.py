@@ -228,7 +228,7 @@ def test_wrong_input_of_all_ranks_is_the_status_of_the_launcher(
     done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == WRONG_INPUT, done.stderr
     assert [line for line in done.stderr.splitlines() if "error" in line] == [
-        f"mlbert: error: {tmp_path / 'eval'}: it holds 64 examples, 100 are asked for. "
+        f"mlbert: error: {tmp_path / 'eval'}: it contains 64 examples, but 100 are requested. "
         "Set NUM_EVAL_EXAMPLES from 1 to 64. [config.range]"
     ]
 

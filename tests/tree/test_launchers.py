@@ -402,7 +402,11 @@ def test_launcher_exits_with_the_runs_status(
         ("is silent after step 4 (30 s)", True, 3),
         ("hangs after step 4 (READ, 26 s)", True, 3),
         ("failed after step 4: OSError: no such device", False, 3),
-        ("failed after step 0: it holds 10 examples, 20 are asked for [data.examples]", False, 2),
+        (
+            "failed after step 0: it contains 10 examples, but 20 are requested [data.examples]",
+            False,
+            2,
+        ),
     ],
 )
 def test_only_a_lost_rank_excludes_its_node(
@@ -606,9 +610,9 @@ def test_a_finished_later_run_is_refused_before_the_first(cluster: FakeCluster) 
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text("{}")
     done = cluster.job(NEXP=3)
-    assert_refused(done, f"{folder}: holds a finished run.")
+    assert_refused(done, f"{folder}: contains a finished run.")
     done = cluster.start("run_multinode.sh", "--mpirun", NEXP=3, HOSTS="n1,n2")
-    assert_refused(done, f"{folder}: holds a finished run.")
+    assert_refused(done, f"{folder}: contains a finished run.")
     assert cluster.calls("srun", "run_and_time.sh") == cluster.calls("mpirun") == []
 
 

@@ -151,7 +151,7 @@ def test_wrong_arguments_are_one_line_errors(prepare: Prepare) -> None:
         "": "--outputdir is missing",
         "--outputdir /tmp": "--input is missing",
         "--outputdir /tmp --input /tmp --download": "exclude each other",
-        "--outputdir /tmp --packed-data --skip-download": "holds neither text nor results4",
+        "--outputdir /tmp --packed-data --skip-download": "contains neither text nor results4",
         "--packed --bins": "exclude each other",
         "--what 1": "unknown argument --what",
         "--input": "--input needs a value",

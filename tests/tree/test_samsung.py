@@ -262,7 +262,7 @@ def test_wrong_exports_are_one_line_errors(system: System, inputs: Path) -> None
         (("/bins'", "/bin'"), "is not a folder. It names the training set"),
         (("EVAL_DIR=", "EVALDIR="), "EVAL_DIR is not set"),
         (("CHECKPOINTDIR_PHASE1=", "CHECKPOINTDIR="), "CHECKPOINTDIR_PHASE1 is not set"),
-        (("/phase1'", "/eval'"), "holds neither model.ckpt-28252.pt nor model.safetensors"),
+        (("/phase1'", "/eval'"), "contains neither model.ckpt-28252.pt nor model.safetensors"),
         (
             ("DGXSYSTEM=tiny", "PYTHON=/no/python DGXSYSTEM=tiny"),
             "PYTHON is not an executable program",

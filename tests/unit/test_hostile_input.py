@@ -209,7 +209,7 @@ def test_a_flipped_byte_of_an_mds_set_is_found(tmp_path: Path, compression: str 
     damaged, good = verify([folder, other])
     assert (damaged.total("good"), damaged.total("sequences")) == (0, 60)
     assert good.total("good") == masked.sum()  # sets named after a damaged one are read
-    assert f"{shard}: has another sha1 than the index says" in damaged.problems[0]
+    assert f"{shard}: has a different sha1 from the one in the index" in damaged.problems[0]
 
 
 def test_an_exchanged_vocabulary_is_refused(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def _stopped_elsewhere(log: Log) -> Complaints:
     for stop in log.all("epoch_stop")[-1:]:
         text = f"epoch_stop has epoch_num {(stop.metadata or {}).get('epoch_num')!r}"
         yield log.error(
-            f"{text}, the last evaluation another; in the other logs they agree",
+            f"{text}, but not the last evaluation; in the other logs they agree",
             SAMPLE_COUNTS,
             stop,
         )

@@ -47,7 +47,7 @@ def check_code(results: ResultSet) -> Complaints:
         modified = log.first("tree_modified")
         in_tree = results.tree is not None
         if modified and modified.value is not False:
-            text = f"tree_modified is {modified.value!r}, so no commit holds the code"
+            text = f"tree_modified is {modified.value!r}, so no commit contains the code"
             yield log.error_if(in_tree, text, _CODE, modified)
         if results.tree is None:
             continue

@@ -116,7 +116,9 @@ def check_rules(results: ResultSet) -> Complaints:
         for event in log.all("submission_benchmark"):
             if event.value != BENCHMARK:
                 text = f"submission_benchmark is {event.value!r}, not {BENCHMARK!r}"
-                yield log.error(text, "rules: results/<system>/bert holds results of BERT", event)
+                yield log.error(
+                    text, "rules: results/<system>/bert contains results of BERT", event
+                )
         if results.wanted_division == "closed":
             yield from _closed(log, results.round)
     yield from check_caches(results)
@@ -137,7 +139,7 @@ def _possible(log: Log, is_closed: bool) -> Iterable[Complaint]:
             yield log.error(f"{event.key} is {event.value!r}, not a whole number", _MEANING, event)
         elif is_closed and event.key == _RATE and event.value < _LEAST_RATE:
             yield log.error(
-                f"{_RATE} is {event.value!r}, below {_LEAST_RATE:g} nothing is learnt",
+                f"{_RATE} is {event.value!r}, below {_LEAST_RATE:g} nothing is learned",
                 _MEANING,
                 event,
             )
@@ -365,7 +367,7 @@ def _not_closed(event: Event, *, is_ours: bool) -> str:
     if key == _PRECISION and not _FORMATS.match(str(value)):
         return "a number format that v5.0 does not approve"
     if key == _RATE and is_number(value) and value > _LARGEST_RATE:
-        return f"with LAMB nothing is learnt above {_LARGEST_RATE}"
+        return f"with LAMB nothing is learned above {_LARGEST_RATE}"
     if key == "starting_weights" and value == "none":
         return "closed starts from the reference's checkpoint"
     if key == "eval_samples" and is_number(value) and value > NUM_EVAL_SAMPLES + _MAX_PADDING:

@@ -24,7 +24,8 @@ def check(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="PATH", help="Trees, systems in results/, folders of result_*.txt, or logs."
+            metavar="PATH",
+            help="Submission trees, systems in results/, folders of result_*.txt, or logs.",
         ),
     ],
     division: Annotated[
@@ -32,12 +33,12 @@ def check(
     ] = None,
     general: Annotated[
         bool,
-        typer.Option("--general", help="Check every benchmark, by what holds for all of them."),
+        typer.Option("--general", help="Run the checks that apply to every benchmark."),
     ] = False,
     ruleset: Annotated[
         str | None,
         typer.Option(
-            metavar="X.Y.0", help="Judge by this ruleset, not by that of the logs' round."
+            metavar="X.Y.0", help="Apply this ruleset instead of that of the logs' round."
         ),
     ] = None,
     json_file: Annotated[

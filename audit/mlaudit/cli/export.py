@@ -21,7 +21,9 @@ def export(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="New folder for the submission.")
     ],
-    tree: Annotated[Path | None, typer.Option(help="Tree to export; default: this one.")] = None,
+    tree: Annotated[
+        Path | None, typer.Option(help="Repository to export; default: this one.")
+    ] = None,
 ) -> None:
     """Export the repository without tests, tools, records, caches and dot files,
     and run the repository checker on it.

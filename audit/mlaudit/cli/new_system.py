@@ -38,13 +38,15 @@ def new_system(
     gpus: Annotated[
         int | None,
         typer.Option(
-            min=1, max=1024, help="GPUs of a node; the batch and its hyper-parameters stay."
+            min=1, max=1024, help="GPUs per node; batch and hyperparameters stay the same."
         ),
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, max=65536, help="Nodes; the batch stays.")
+        int | None, typer.Option(min=1, max=65536, help="Nodes; the batch stays the same.")
     ] = None,
-    tree: Annotated[Path | None, typer.Option(help="Tree to extend; default: this one.")] = None,
+    tree: Annotated[
+        Path | None, typer.Option(help="Repository to extend; default: this one.")
+    ] = None,
 ) -> None:
     """Create a folder for another machine and a template of its description.
 

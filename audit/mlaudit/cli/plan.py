@@ -254,12 +254,14 @@ def _known_gpu(gpu: str, like: str | None, factor: float | None) -> str:
     if like is None:
         return name
     if name in GPUS:
-        problem = f"{gpu} is known by its own name"
-        raise UserError("config.conflict", "--like", problem, "Give another --gpu, or no --like")
+        problem = f"{gpu} is a GPU that the planner knows"
+        raise UserError(
+            "config.conflict", "--like", problem, "Give another --gpu, or leave out --like"
+        )
     name = ALIASES.get(like, like)
     if name not in GPUS:
         known = [*GPUS, *ALIASES]
-        raise UserError("config.choice", "--like", f"{like} is unknown", "Give another", known)
+        raise UserError("config.choice", "--like", f"{like} is unknown", "Use a valid one", known)
     return name
 
 

@@ -52,7 +52,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def report(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR|LOG", help="LOGDIRs, systems' results, trees, or MLPerf logs."),
+        typer.Argument(
+            metavar="DIR|LOG", help="LOGDIRs, systems' results, submission trees, or MLPerf logs."
+        ),
     ],
     html: Annotated[
         Path | None,

@@ -31,7 +31,10 @@ def round_(
         bool, typer.Option("--general", help="Include results of every benchmark.")
     ] = False,
     official: Annotated[
-        bool, typer.Option("--official", help="Also run the official tools: 5 times as long.")
+        bool,
+        typer.Option(
+            "--official", help="Also run the official tools, which takes 5 times as long."
+        ),
     ] = False,
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the table as CSV.")

@@ -17,7 +17,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def seal(
     system: Annotated[str, typer.Argument(help="Folder in results/.")],
-    tree: Annotated[Path | None, typer.Option(help="Its tree; default: this one.")] = None,
+    tree: Annotated[
+        Path | None, typer.Option(help="Repository that contains it; default: this one.")
+    ] = None,
     logdir: Annotated[
         Path | None,
         typer.Option(

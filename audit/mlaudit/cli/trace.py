@@ -24,7 +24,7 @@ def trace(
         str | None, typer.Argument(metavar="KEY", help="One key; default: a line for each key.")
     ] = None,
     tree: Annotated[
-        Path | None, typer.Option(help="Tree that contains the log's files; default: this one.")
+        Path | None, typer.Option(help="Repository with the log's files; default: this one.")
     ] = None,
 ) -> None:
     """Explain each value in a log and trace it to the code; exit with 1 if a link is broken.

@@ -114,7 +114,7 @@ def job_of(given: Given, ask: Callable[[TrainingJob], Estimate]) -> TrainingJob:
         if not gpus <= batch <= LARGEST_BATCH:
             smallest = f"{gpus} (one sequence per GPU)"
             largest = f"{LARGEST_BATCH} (largest reference point)"
-            reason = f"{batch} is not in {smallest} to {largest}"
+            reason = f"{batch} is not between {smallest} and {largest}"
             raise UserError(
                 "config.conflict", "--batch", reason, "Give another batch or other --gpus"
             )

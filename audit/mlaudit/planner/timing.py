@@ -334,7 +334,7 @@ def named(name: str) -> ModelShape:
             "config.choice",
             "--model",
             f"{name} is neither a known shape nor a file",
-            "Give another",
+            "Use a known shape, or name a file",
             known,
         )
     return of(BertConfig.from_json(Path(name)))

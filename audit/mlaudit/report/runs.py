@@ -80,7 +80,7 @@ def read_systems(paths: Sequence[Path]) -> list[System]:
                 "file.missing",
                 path,
                 "does not exist",
-                "Name a folder with result_*.txt, a tree, or logs",
+                "Name a folder with result_*.txt, a submission tree, or logs",
             )
         for log in _logs(path):
             known = groups.setdefault(log.parent, [])
@@ -104,7 +104,7 @@ def _logs(path: Path) -> list[Path]:
         return sorted(found, key=_by_number)
     reason = f"contains no {RESULT_PATTERN}"
     raise UserError(
-        "log.missing", path, reason, "Name a LOGDIR, a system's results, a tree, or logs"
+        "log.missing", path, reason, "Name a LOGDIR, a system's results, a submission tree, or logs"
     )
 
 

@@ -452,7 +452,7 @@ def add_model(
     if (activation := options["hidden_act"]) not in _ACTIVATIONS:
         reason = f"model.model_config.hidden_act {activation!r} is unknown"
         origin = leaves["model.model_config"].origin
-        raise UserError("config.choice", origin, reason, "Use another", _ACTIVATIONS)
+        raise UserError("config.choice", origin, reason, "Use a valid one", _ACTIVATIONS)
     options["hidden_act"] = _ACTIVATIONS[str(activation)]
     layer.put(
         "model_options",

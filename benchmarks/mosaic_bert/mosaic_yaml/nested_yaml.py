@@ -227,7 +227,7 @@ class Leaves(Mapping[str, YamlValue]):
         value = self._get(name, default)
         if isinstance(value.value, bool | dict | list) or not str(value.value).strip():
             reason = f"{_as_typed(name, value)} is not text"
-            raise UserError("config.value", value.origin, reason, f"Write {name}: ...")
+            raise UserError("config.value", value.origin, reason, f"Write {name}: TEXT")
         return YamlValue(str(value.value), value.origin)
 
     def optional_text(self, *names: str) -> str | None:
@@ -279,7 +279,7 @@ class Leaves(Mapping[str, YamlValue]):
         value = self.text(name, default)
         if value.value not in known:
             reason = f"{_as_typed(name, value)} is unknown"
-            raise UserError("config.choice", value.origin, reason, "Write another", known)
+            raise UserError("config.choice", value.origin, reason, "Use a valid one", known)
         return value
 
     def _get(self, name: str, default: Default) -> YamlValue:

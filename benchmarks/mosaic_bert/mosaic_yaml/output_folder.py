@@ -52,7 +52,7 @@ def find_output_folder(
     None; nothing is changed.
 
     Raises:
-        UserError: the folder holds a run that these names neither continue nor replace,
+        UserError: the folder contains a run that these names neither continue nor replace,
             or both names are true.
     """
     name = str(leaves.text("run_name", "bert").value)
@@ -96,12 +96,12 @@ def _check_old_run(
     steps = run.checkpoint_steps
     if not steps:
         if run.is_finished:
-            reason = "holds a finished run without checkpoints, so it cannot be extended"
+            reason = "contains a finished run without checkpoints, so it cannot be extended"
             remedy = f"Give save_overwrite=true to replace it, {_OR}"
             raise UserError("run.exists", run.folder, reason, remedy)
         return
     if not may_resume:
-        reason = f"holds a run of {steps[-1]} steps, and autoresume is false"
+        reason = f"contains a run of {steps[-1]} steps, and autoresume is false"
         remedy = (
             "Give autoresume=true to continue it, "
             "save_overwrite=true and no autoresume to replace it"
@@ -111,7 +111,7 @@ def _check_old_run(
     trained = run.finished_count(unit)
     asked = max_steps * (step_tokens or 1)
     if trained is not None and asked <= trained:
-        reason = f"holds a finished run of {trained} {unit}, and max_duration is {asked} {unit}"
+        reason = f"contains a finished run of {trained} {unit}, and max_duration is {asked} {unit}"
         remedy = f"Raise max_duration to extend it, give save_overwrite=true to replace it, {_OR}"
         raise UserError("run.exists", run.folder, reason, remedy)
     if step_tokens is None and max_steps < steps[-1]:

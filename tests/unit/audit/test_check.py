@@ -148,7 +148,7 @@ def test_other_benchmarks_of_a_system_are_left_out(path: str, tmp_path: Path) ->
     reported = _by_check(check(tree / path))
     assert not failed(reported.values())
     assert reported["result_summarizer"].words.endswith("minutes (closed)")
-    assert "results/machine/ssd holds results of ssd" in reported["own: layout"].words
+    assert "results/machine/ssd contains results of ssd" in reported["own: layout"].words
     assert (results / "other/ssd/result_0.txt").is_file()
 
 
@@ -207,7 +207,7 @@ def test_a_published_result_raises_no_error(tmp_path: Path) -> None:
     outcomes = [Outcome.WARN, Outcome.WARN, Outcome.NOTE, Outcome.PASS]
     assert [reported[name].outcome for name in names] == outcomes
     assert (
-        "note: results/2xXE9712x4GB200/bert holds result_10.txt, which the official"
+        "note: results/2xXE9712x4GB200/bert contains result_10.txt, which the official"
         in reported["own: layout"].words
     )
     assert "warning: benchmarks/bert/implementations is missing" in reported["own: layout"].words

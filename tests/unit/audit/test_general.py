@@ -214,7 +214,7 @@ def test_logs_of_another_benchmark_in_a_folder_and_too_few_logs(tree: Path, tmp_
     (results_of(copied, "ssd") / "result_4.txt").unlink()
     _, words = complaints_of(check(copied, general=True))["files"]
     assert "the logs are of resnet, filed under ssd" in words
-    assert "ssd holds 4 logs, not 5" in words
+    assert "ssd contains 4 logs, not 5" in words
 
 
 def test_the_report_draws_quality_over_time_for_all_of_them(tree: Path) -> None:

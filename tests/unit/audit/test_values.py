@@ -58,8 +58,8 @@ CLOSED = [
     ("cache_clear", "false", "rules", "cache_clear is false"),
     ("cache_clear", '"False"', "rules", "cache_clear is false"),
     ("cache_clear", "0", "rules", "cache_clear is 0"),
-    ("opt_base_learning_rate", "1e-11", "values", "below 1e-07 nothing is learnt"),
-    ("opt_base_learning_rate", "0.96", "rules", "nothing is learnt above 0.1"),
+    ("opt_base_learning_rate", "1e-11", "values", "below 1e-07 nothing is learned"),
+    ("opt_base_learning_rate", "0.96", "rules", "nothing is learned above 0.1"),
 ]
 METHOD = [
     ("opt_name", '"adamw"', "closed requires LAMB"),

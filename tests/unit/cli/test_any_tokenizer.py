@@ -150,7 +150,7 @@ def test_sets_of_texts_and_tokens(tmp_path, tree_root, text, capsys):
     other = gemma(tmp_path / "other")
     words = ["--tokenizer", other, "--local_path", out, "--split", "val"]
     assert run_script(programs / "text_data.py", *words) == 2
-    assert "has tokens of another vocabulary" in capsys.readouterr().err
+    assert "has tokens from a different vocabulary" in capsys.readouterr().err
 
 
 def test_a_text_needs_the_mask_of_the_tokenizer(tmp_path, assert_fails):

@@ -55,13 +55,13 @@ def test_entries_are_listed_and_measured(
     assert "notes" not in listed
     assert "photos" not in listed
     assert "by a run" not in listed
-    assert ": 151.6 kB, of which runs hold 0 bytes" in run(capsys, "size")
+    assert ": 151.6 kB, of which runs are using 0 bytes" in run(capsys, "size")
 
 
 def test_what_a_run_holds_is_not_cleared(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (cache / "weights/0/model.safetensors").open("rb") as file:
         held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    assert "hold 81.9 kB" in run(capsys, "size")
+    assert "are using 81.9 kB" in run(capsys, "size")
     assert "deleted 3 entries (69.6 kB); 81.9 kB remain" in run(capsys, "clear")
     assert left(cache) == {"model.safetensors", "notes.txt", "one.jpg"}
     held.close()

@@ -67,7 +67,7 @@ def test_anything_but_an_object_is_one_line(tmp_path, content):
     path = tmp_path / "a.json"
     path.write_bytes(content)
     with user_error("file.json", path):
-        read_json(path, "Give another")
+        read_json(path, "Give a different file")
 
 
 @pytest.mark.parametrize("make", PLACES.values(), ids=PLACES)
@@ -75,14 +75,14 @@ def test_anything_but_a_regular_file_is_one_line(tmp_path, monkeypatch, make):
     monkeypatch.chdir(tmp_path)
     make(tmp_path / "a.json")
     with pytest.raises(UserError, match=r"a\.json: cannot be read"):
-        read_json(tmp_path / "a.json", "Give another")
+        read_json(tmp_path / "a.json", "Give a different file")
 
 
 def test_names_that_no_file_can_have(tmp_path):
     (tmp_path / "file").write_text("{}")
     for name in ("x" * 300, "a\0b", "file/below"):
         with user_error("file.unreadable"):
-            read_json(tmp_path / name, "Give another")
+            read_json(tmp_path / name, "Give a different file")
 
 
 def json_values(numbers: st.SearchStrategy, text: st.SearchStrategy[str]) -> st.SearchStrategy:
@@ -128,13 +128,13 @@ class Card(Document, extra="forbid"):
 def test_a_wrong_entry_is_named(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
     with user_error("file.json", tmp_path / "a.json"):
-        read_model(Card, tmp_path / "a.json", "Give another")
+        read_model(Card, tmp_path / "a.json", "Give a different file")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\\b", "/a", "a\0", "a" * 256])
 def test_a_file_name_leads_nowhere_else(name):
     with user_error("file.json", "subject", wording=False):
-        parse_model(Part, {"file": name, "bytes": 1}, "subject", "Give another")
+        parse_model(Part, {"file": name, "bytes": 1}, "subject", "Give a different file")
 
 
 def junk() -> st.SearchStrategy:
@@ -153,7 +153,7 @@ def junk() -> st.SearchStrategy:
 def test_any_other_document_is_one_line(values):
     line = "subject: "
     try:
-        parse_model(Card, values, "subject", "Give another")
+        parse_model(Card, values, "subject", "Give a different file")
     except UserError as error:
         line = str(error)
     assert line.startswith("subject: ")

@@ -95,7 +95,7 @@ def test_the_most_frequent_token_is_a_word_and_its_accuracy_that_of_a_model_whic
     state.accuracy = accuracy
     BaselineWarnings(said.append, SECONDS, facts.baselines).evaluation(state, {}, 0.4 * SECONDS)
     (line,) = said
-    assert "the model has learnt nothing else yet" in line
+    assert "the model has learned nothing else yet" in line
 
 
 def test_text_prepared_for_another_measure_is_prepared_again(

@@ -300,6 +300,6 @@ def test_what_is_refused(tmp_path: Path, text: Path, pretrain: Pretrain, assert_
     pretrain(final, *decay, 2 * STEP)
     words = ["pretrain", text, "--out", final, *decay, 8 * STEP]
     said = assert_fails(words, "run.other-settings", final)
-    assert "another --tokens" in said
+    assert "a different --tokens" in said
     # The same folder with another phase.
     assert_fails(["pretrain", text, "--out", out, *decay, 8 * STEP], "run.other-settings", out)

@@ -210,11 +210,11 @@ def test_the_encoder_comes_from_pre_training_and_the_rest_is_drawn(folder, tmp_p
         (["load_path=nowhere"], "nowhere: does not exist"),
         (
             ["tokenizer_name=bert-base-uncased", "model.model_config={vocab_size: 300}"],
-            "30522 entries, the model has vocab_size 300",
+            "30522 entries, but the model has vocab_size 300",
         ),
         (
             ["tokenizer_name=FOLDER/vocab.txt", "model.model_config={vocab_size: 30522}"],
-            "entries, the model has vocab_size 30522",
+            "entries, but the model has vocab_size 30522",
         ),
         (
             ["max_seq_len=100", "model.model_config={position_embedding_type: absolute}"],

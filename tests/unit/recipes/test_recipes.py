@@ -34,7 +34,6 @@ DDP_ADAM = {"recipe": "ddp_adam", **UNPACKED, "learning_rate": 0.002, "max_steps
 MASKED_LM = {"recipe": "masked_lm", **UNPACKED, "gradient_accumulation_steps": 1}
 MASKED_LM |= {"lr_milestones": "4,5", "lr_gamma": 0.5, "warmup_steps": 2, "max_steps": 8}
 MASKED_LM |= {"model_options": "hidden_dropout_prob=0 attention_probs_dropout_prob=0"}
-EVERY = "every rank of"
 USABLE = {"packed_lamb": {}, "ddp_adam": DDP_ADAM, "masked_lm": MASKED_LM}
 each_model = pytest.mark.parametrize("name", ["mlbert", "huggingface"])
 
@@ -182,22 +181,22 @@ def test_evaluating_a_runs_weights_gives_its_last_accuracy(
         (
             "packed_lamb",
             {"optimizer_implementation": "apex", "sharded_optimizer": "all"},
-            "apex optimizer: it does not shard",
+            "apex optimizer: its state cannot be sharded",
         ),
         (
             "packed_lamb",
             {"gradient_clipping": "buckets", **UNPACKED},
-            "is the way of RECIPE=ddp_adam",
+            "works only with RECIPE=ddp_adam",
         ),
         (
             "ddp_adam",
             {"sharded_optimizer": "all"},
-            f"SHARDED_OPTIMIZER=all: {EVERY} ddp_adam updates everything",
+            "SHARDED_OPTIMIZER=all: with RECIPE=ddp_adam, every rank updates all parameters",
         ),
         (
             "ddp_adam",
             {"weights_allgather": "bf16"},
-            f"WEIGHTS_ALLGATHER=bf16: {EVERY} ddp_adam updates everything",
+            "WEIGHTS_ALLGATHER=bf16: with RECIPE=ddp_adam, every rank updates all parameters",
         ),
         ("ddp_adam", {"bucket_mib": "1000000"}, "must be at most 4096"),
         (

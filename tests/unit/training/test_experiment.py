@@ -366,14 +366,14 @@ def test_a_run_is_continued_with_its_seed_and_by_its_method_only(tmp_path, capsy
     before = (tmp_path / "out/result_0.txt").read_bytes()
     drawn = config_of(tmp_path / "out")["seed"]
     for changed, words in (
-        ({"learning_rate": 0.5}, "LR is 0.01, this run has 0.5"),
-        ({"weight_decay_rate": 0.5}, "WEIGHT_DECAY_RATE is 0.01, this run has 0.5"),
-        ({"warmup_steps": 1}, "WARMUP_STEPS is 0, this run has 1"),
-        ({"warmup_proportion": 0.5}, "WARMUP_PROPORTION is None, this run has 0.5"),
-        ({"lr_decay_end": 1}, "LR_DECAY_END is None, this run has 1"),
-        ({"gradient_reduction": "bf16"}, "GRADIENT_REDUCTION is 'fp32', this run has 'bf16'"),
-        ({"precision": "bf16"}, "PRECISION is 'fp32', this run has 'bf16'"),
-        ({"shape": {"hidden_size": 16}}, "belongs to another run: model"),
+        ({"learning_rate": 0.5}, "LR is 0.01 there and 0.5 here"),
+        ({"weight_decay_rate": 0.5}, "WEIGHT_DECAY_RATE is 0.01 there and 0.5 here"),
+        ({"warmup_steps": 1}, "WARMUP_STEPS is 0 there and 1 here"),
+        ({"warmup_proportion": 0.5}, "WARMUP_PROPORTION is None there and 0.5 here"),
+        ({"lr_decay_end": 1}, "LR_DECAY_END is None there and 1 here"),
+        ({"gradient_reduction": "bf16"}, "GRADIENT_REDUCTION is 'fp32' there and 'bf16' here"),
+        ({"precision": "bf16"}, "PRECISION is 'fp32' there and 'bf16' here"),
+        ({"shape": {"hidden_size": 16}}, "belongs to a different run: model"),
     ):
         assert run(tmp_path, **started | changed, resume=1) == 2
         assert words in capsys.readouterr().err
@@ -422,7 +422,7 @@ def test_resuming_from_nothing_is_reported_and_a_foreign_record_is_refused(tmp_p
     assert run(tmp_path, max_steps=3, save_checkpoint_steps=2, resume=1) == 1
     assert "warning: RESUME=1, but " in capfd.readouterr().out
     assert run(tmp_path, max_steps=3) == 2
-    assert "holds a finished run" in capfd.readouterr().err
+    assert "contains a finished run" in capfd.readouterr().err
     folder = tmp_path / "out" / "run_0"
     (folder / "summary.json").unlink()
     assert run(tmp_path, max_steps=3) == 2
@@ -598,5 +598,5 @@ def test_a_busy_machine_trains_on_the_free_cores_and_says_so(tmp_path, monkeypat
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     monkeypatch.setattr(machine, "free_cores", lambda: 1)
     run(tmp_path, max_steps=1, cpu_threads="none")
-    words = "Other programs use some of the 3 cores: using 1 thread. CPU_THREADS sets another"
+    words = "Other programs use some of the 3 cores: using 1 thread. CPU_THREADS sets a different"
     assert words in " ".join(capsys.readouterr().out.split())

@@ -55,7 +55,7 @@ def glue(
     start: Annotated[
         Path | None,
         typer.Option(
-            "--from", metavar="MODEL", help="Model to evaluate; settings are those of its form."
+            "--from", metavar="MODEL", help="Model to evaluate, with the settings for its kind."
         ),
     ] = None,
     data: Annotated[
@@ -82,7 +82,7 @@ def glue(
     search: Annotated[
         bool,
         typer.Option(
-            "--search", help="Search over the settings of ModernBERT's paper: 48 jobs a task."
+            "--search", help="Search over the settings of ModernBERT's paper: 48 jobs per task."
         ),
     ] = False,
 ) -> int:
@@ -125,7 +125,7 @@ def glue(
     tasks.T.optimizer.lr=5e-5
         also optimizer.weight_decay, batch_size
     callbacks.early_stopper.patience=3
-        evaluations without a better one until a job stops
+        evaluations without improvement before a job stops
     search=true
         one job for each trial, as --search
 
@@ -337,7 +337,7 @@ class Program:
             return False
         path = folder / JOB_YAML
         if not path.exists() or path.read_text(encoding="utf-8") != self._yaml(job):
-            reason = f"holds the result of another {JOB_YAML}"
+            reason = f"contains the result of a different {JOB_YAML}"
             remedy = f"Choose another {self._another}, or remove the folder"
             raise UserError("run.exists", folder, reason, remedy)
         return True

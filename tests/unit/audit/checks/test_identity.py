@@ -85,7 +85,7 @@ MUTATIONS = {
         "false",
         "true",
         "code",
-        "tree_modified is True, so no commit holds the code",
+        "tree_modified is True, so no commit contains the code",
     ),
     "another config": (
         "config_file_sha256",

@@ -105,7 +105,7 @@ DAMAGES = {
 }
 # Found in shards without checksums, and a part of what is said.
 UNCHECKED = {
-    "wrong count": (change_shard(0, b"\x03"), "does not hold"),
+    "wrong count": (change_shard(0, b"\x03"), "does not contain"),
     "offsets fall": (change_shard(8, b"\x00\x00"), "has offsets that"),
     "offset beyond the end": (change_shard(11, b"\xff"), "has offsets that"),
     "last offset before the end": (change_shard(4 * 18, b"\x00"), "has offsets that"),
@@ -335,7 +335,7 @@ def test_the_first_checksum_that_differs_is_named(tmp_path):
     DAMAGES["one bit"][0](folder)
     with user_error("data.damaged", folder / SHARD) as failure:
         list(MdsReader(folder))
-    assert "has another md5 than" in str(failure.value)
+    assert "has a different md5 from" in str(failure.value)
 
 
 def test_there_is_a_sample_and_no_set_before(tmp_path):

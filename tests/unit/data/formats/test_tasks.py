@@ -103,8 +103,8 @@ def test_a_declared_class_without_rows_is_a_warning(tmp_path: Path) -> None:
     rows = read_training(path, TaskForm(("text",), "label", 4))
     assert rows.classes == ("0", "1", "2", "3")
     assert [line.split(": ")[-1] for line in rows.warnings] == [
-        "no row is of class '1'",
-        "no row is of class '3'",
+        "no row has the class '1'",
+        "no row has the class '3'",
     ]
 
 

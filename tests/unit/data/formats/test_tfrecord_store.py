@@ -208,7 +208,9 @@ def test_records_that_the_list_does_not_know(folder, tmp_path, damage):
     (report,) = verify([folder])
     assert report.problems
     reason = (
-        " bytes, instances.json says " if damage == "doubled" else "some are missing or duplicated"
+        " bytes, but instances.json says "
+        if damage == "doubled"
+        else "some are missing or duplicated"
     )
     assert damage == "exchanged" or reason in report.problems[-1]
     write_vocabulary(vocab)

@@ -456,8 +456,8 @@ BAD = [
     ("cut.txt.gz", gzip.compress(LONG.encode())[:-20], "data.damaged", ""),
     ("no.txt.gz", b"no gzip at all", "data.damaged", ""),
     ("no.parquet", b"no Parquet at all", "data.damaged", ""),
-    ("other.parquet", parquet_of({"body": ["a"]}), "data.columns", "has columns body,"),
-    ("number.parquet", parquet_of({"text": [3]}), "data.columns", "no text in text"),
+    ("other.parquet", parquet_of({"body": ["a"]}), "data.columns", "has the columns body,"),
+    ("number.parquet", parquet_of({"text": [3]}), "data.columns", "no text in a column text"),
     (
         "other.csv",
         b"id,body\n1,a\n",

@@ -276,7 +276,7 @@ def test_missing_tasks_another_plan_and_changed_input_are_named(source, tmp_path
             run_share(STEPS["pack"], source, out, index, 4)
     with user_error("data.incomplete", out) as caught:
         STEPS["pack"](source, out, Executor(share=Share.only_merge()))
-    assert "of spreading are missing: 2/3" in str(caught.value)
+    assert "of the pass spreading are missing: 2/3" in str(caught.value)
     run_share(STEPS["pack"], source, out, 0, 1)
     with user_error("prepare.other-options", out) as caught:
         shuffle_set(

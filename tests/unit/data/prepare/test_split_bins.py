@@ -286,8 +286,8 @@ def test_packs_and_bins_are_split_and_reported(source, tmp_path, said):
     make_bins(source, tmp_path / "bins", edges=(16, 32), executor=Executor(progress=said))
     assert said.lines == []
     for made, line in (
-        ("packed", "holds packs: they are unpacked"),
-        ("bins", "holds bins: their sequences are"),
+        ("packed", "contains packs: they are unpacked"),
+        ("bins", "contains bins: their sequences are"),
     ):
         shuffle_set(
             tmp_path / made,
@@ -304,7 +304,7 @@ def test_packs_and_bins_are_split_and_reported(source, tmp_path, said):
         executor=Executor(progress=said),
     )
     assert len(said.lines) == 3
-    assert "holds packs" in said.lines[-1]
+    assert "contains packs" in said.lines[-1]
 
 
 def test_mistakes(source, tmp_path):

@@ -97,7 +97,7 @@ def test_values_out_of_range_are_counted(tmp_path, rows):
         7: "a token outside the vocabulary (and 1 more)",
         3: "a masked position after its end",
         5: "a next-sentence label other than 0 or 1",
-        9: "a first segment longer than itself",
+        9: "a first segment longer than the whole sequence",
         20: "its first token masked",
         30: "a label outside the vocabulary",
         1: "masked positions that do not ascend",
@@ -107,7 +107,7 @@ def test_values_out_of_range_are_counted(tmp_path, rows):
 
 def test_a_shard_twice_a_damaged_record_and_packs_over_their_limit_or_in_disorder(tmp_path, rows):
     report = only(write_set(tmp_path / "twice", Ragged.concatenate([rows, rows]), shards=2))
-    assert "shard-00001-of-00002.h5: holds the same samples as" in report.problems[0]
+    assert "shard-00001-of-00002.h5: contains the same samples as" in report.problems[0]
     (path,) = write_parts(tmp_path / "records", rows).iterdir()
     flip(path)
     report = only(tmp_path / "records")

@@ -149,7 +149,7 @@ def written(model, folder, form):
         (
             (BertForSequenceClassification, 3),
             ["classifier"],
-            ["classifier (of 3 labels, the model has 2)"],
+            ["classifier (of 3 labels, but the model has 2)"],
         ),
         ((BertForSequenceClassification, 2), [], []),
     ],

@@ -75,7 +75,7 @@ choose_python() {
 check_training() {
     local i
     for i in "${experiments[@]:1}"; do # the trainer checks the first one
-        [[ ! -e "${LOGDIR}/run_${i}/summary.json" ]] || fail "${LOGDIR}/run_${i}: holds a finished run. Set another LOGDIR, or remove it."
+        [[ ! -e "${LOGDIR}/run_${i}/summary.json" ]] || fail "${LOGDIR}/run_${i}: contains a finished run. Set another LOGDIR, or remove it."
     done
     [[ "${RECIPE}" != tensorflow2 ]] || return 0
     EXPERIMENT="${experiments[0]}" "$@" --print-config > >(sed -n '/^warning: /p' >&2) || exit 2

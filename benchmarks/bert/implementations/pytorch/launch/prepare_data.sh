@@ -125,7 +125,7 @@ if ((published)) && [[ -z "${input}" ]]; then
         vocab="${vocab:-${first}/vocab.txt}" checkpoint="${checkpoint:-${first}/model.ckpt-28252}"
     elif ((skip)); then
         input="${outputdir}/download/text" first="${outputdir}/download"
-        [[ -d "${input}" ]] || fail "${outputdir}/download holds neither text nor results4. Leave --skip-download out."
+        [[ -d "${input}" ]] || fail "${outputdir}/download contains neither text nor results4. Leave --skip-download out."
         vocab="${vocab:-${first}/vocab.txt}" checkpoint="${checkpoint:-${first}/tf1_ckpt/model.ckpt-28252}"
     fi
 fi

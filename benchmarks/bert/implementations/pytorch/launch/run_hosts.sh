@@ -31,7 +31,7 @@ weights() {
             return 0
         fi
     done
-    fail "CHECKPOINTDIR_PHASE1=$1 holds neither model.ckpt-28252.pt nor model.safetensors. convert_tf_checkpoint.py makes the first."
+    fail "CHECKPOINTDIR_PHASE1=$1 contains neither model.ckpt-28252.pt nor model.safetensors. convert_tf_checkpoint.py makes the first."
 }
 
 [[ -z "${CONFIG_FILE:-}" ]] || fail "${CONFIG_FILE} is sourced in this shell. Start this from another one, or HOSTS=... ../pytorch/launch/run_multinode.sh from here."

@@ -235,7 +235,7 @@ def make_trained(
         raise UserError("config.conflict", "GRADIENT_CLIPPING", reason, "Use before or after")
     if compute.precision not in COMPUTE_DTYPES:
         reason = f"{compute.precision} is not supported in TensorFlow 2"
-        raise UserError("config.choice", "PRECISION", reason, "Use another", COMPUTE_DTYPES)
+        raise UserError("config.choice", "PRECISION", reason, "Use a supported one", COMPUTE_DTYPES)
     for note in inputs.notes:
         say(note)
     with strategy.scope():

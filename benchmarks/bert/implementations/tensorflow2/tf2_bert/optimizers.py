@@ -216,7 +216,7 @@ def make_optimizer(
     kinds: dict[str, type[Optimizer]] = {"lamb": Lamb, "adamw": AdamWeightDecay}
     if config.optimizer not in kinds:
         reason = f"{config.optimizer} is not supported in TensorFlow 2"
-        raise UserError("config.choice", "OPTIMIZER", reason, "Use another", kinds)
+        raise UserError("config.choice", "OPTIMIZER", reason, "Use a supported one", kinds)
     return kinds[config.optimizer](
         parameters,
         beta_1=config.beta1,

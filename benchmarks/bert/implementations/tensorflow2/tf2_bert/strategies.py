@@ -97,7 +97,7 @@ def make_strategy(
             "config.choice",
             "ALL_REDUCE_ALG",
             reason,
-            "Use another" if known else "Leave it out",
+            "Use a supported one" if known else "Leave it out",
             known,
         )
     if name in ("off", "one_device") and num_gpus > 1:

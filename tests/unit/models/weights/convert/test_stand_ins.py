@@ -56,7 +56,7 @@ def file(tmp_path):
 
 
 def read(path):
-    return read_pt(path, "Give another", stand_ins())
+    return read_pt(path, "Give a different file", stand_ins())
 
 
 def test_tensors_come_out_bit_for_bit_of_a_file_that_torch_refuses(file):

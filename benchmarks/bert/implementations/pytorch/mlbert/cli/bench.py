@@ -109,7 +109,7 @@ def step(
         _print(record)
     if busy := busy_words():
         is_limited = chosen == 1 and not threads
-        note = "; one thread, --threads sets another number" if is_limited else ""
+        note = "; one thread, --threads sets a different number" if is_limited else ""
         print(f"warning: {busy}{note}: the figures vary more.", file=sys.stderr)
     return 0
 
@@ -118,7 +118,9 @@ def step(
 def loader(
     data: Annotated[
         Path | None,
-        typer.Option(help="MDS set of token ids to read; default: random ids, made for the run."),
+        typer.Option(
+            help="MDS set of token ids to read; default: random ids, generated for the run."
+        ),
     ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="With --data: its vocab.txt or tokenizer.json.")
@@ -131,7 +133,9 @@ def loader(
     cores: Annotated[
         int, typer.Option(help="CPU cores that each side may use.", min=1, max=os.cpu_count())
     ] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of the made data, the order and the masks.")] = 1,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the generated data, the order and the masks.")
+    ] = 1,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the batches go.")] = "cpu",
     json_file: JsonFile = None,
 ) -> int:

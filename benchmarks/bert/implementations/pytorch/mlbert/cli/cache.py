@@ -21,13 +21,13 @@ def cache() -> None:
     """List, measure and clear the user's cache: $XDG_CACHE_HOME/mlbert, by default
     ~/.cache/mlbert.
 
-    Everything in it is made again when it is needed.
+    Everything in it is rebuilt when it is needed.
     """
 
 
 @app.command("list")
 def list_command() -> None:
-    """List the entries of the cache, the last used first.
+    """List the entries of the cache, the most recently used first.
 
     \b
     Examples:
@@ -54,7 +54,7 @@ def size_command() -> None:
     entries = read_entries(cache_folder())
     size = sum(entry.num_bytes for entry in entries)
     held = sum(entry.num_bytes for entry in entries if entry.is_held)
-    typer.echo(f"{cache_folder()}: {decimal(size)}, of which runs hold {decimal(held)}")
+    typer.echo(f"{cache_folder()}: {decimal(size)}, of which runs are using {decimal(held)}")
 
 
 @app.command("clear")
@@ -70,7 +70,7 @@ def clear_command(
         typer.Option("--down-to", min=0, help="Stop when the cache is down to this size in GB."),
     ] = 0,
 ) -> None:
-    """Delete the entries that no run on this machine holds, the least recently used first.
+    """Delete entries that no run on this machine is using, the least recently used first.
 
     \b
     Examples:

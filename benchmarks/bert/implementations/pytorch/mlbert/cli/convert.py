@@ -1,6 +1,6 @@
 """``mlbert convert``: convert checkpoints of other programs to and from our format.
 
-Each command prints the fate of every tensor.
+Each command prints what happened to every tensor.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def grow(
 def add_words(
     source: Annotated[Path, typer.Argument(help="Model with its tokenizer: a folder.")],
     target: NewFolder,
-    words: Annotated[Path, typer.Option("--words", help="File with one word a line.")],
+    words: Annotated[Path, typer.Option("--words", help="File with one word per line.")],
 ) -> None:
     """Add words to a model and its tokenizer: each starts as the mean of its pieces. Writes a
     Hugging Face folder.

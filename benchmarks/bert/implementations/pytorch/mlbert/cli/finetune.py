@@ -81,7 +81,7 @@ def finetune(
         int | None,
         typer.Option(
             min=0,
-            help="Evaluations without a better one until training stops, by default "
+            help="Evaluations without improvement before training stops, by default "
             f"{custom_task.PATIENCE}; the best weights are kept. 0: train to the end.",
         ),
     ] = None,
@@ -122,7 +122,7 @@ def finetune(
 
     Without a YAML, columns and kind of label are guessed and printed, a fifth of the rows is held
     out, and the run is in finetuned/run_0: metrics, predictions, report, weights, and a folder for
-    transformers. After Ctrl-C the same command resumes. FILE: .csv, .tsv, .jsonl, .json, .parquet,
+    transformers. After Ctrl-C, the same command resumes. FILE: .csv, .tsv, .jsonl, .json, .parquet,
     or .conll. Several labels of a row are a list, a|b, or columns of 0 and 1. A tag for each word,
     such as named entities, is in .conll files, or in JSON with words and tags or text and spans.
     In a YAML:
@@ -240,7 +240,7 @@ def _predict(file: Path, model: Path, out: Path | None) -> int:
 
 
 def _check_place(out: Path, file: Path) -> None:
-    """Make the folder of the predictions, before they take their time. Raise UserError if the
+    """Create the folder for the predictions before predicting. Raise UserError if the
     predictions would replace the file to predict, or cannot be written.
     """
     if out.exists() and file.exists() and out.samefile(file):

@@ -180,7 +180,7 @@ def local(
 
 
 def _check_script(script: list[str], command: str, options: Sequence[str]) -> None:
-    """Raise UserError if a program begins like an option: the command does not know it."""
+    """Raise UserError if a program begins with dashes: it is an option that is not known."""
     if script[0].startswith("--"):
         name = script[0].partition("=")[0]
         known = nearest(name, options)
@@ -189,7 +189,7 @@ def _check_script(script: list[str], command: str, options: Sequence[str]) -> No
 
 
 def _program_words(script: list[str]) -> list[str]:
-    """Return torchrun's words for a program: a file, a module after -m, or a command of mlbert."""
+    """Return torchrun's arguments for a program: a file, a module after -m, or a command."""
     name = script[0]
     if name == "-m":
         return ["-m", "--", *script[1:]]
@@ -258,15 +258,15 @@ def hosts(
     ] = DEFAULT_PORT,
     exports: Annotated[
         list[str] | None,
-        typer.Option("--export", metavar="NAME", help="Variable to give to the hosts; repeatable."),
+        typer.Option("--export", metavar="NAME", help="Variable to pass to the hosts; repeatable."),
     ] = None,
 ) -> int:
     """Start ranks on several hosts over ssh, without a scheduler.
 
     Each host runs mlbert launch local in this folder with this Python, so both must have the same
     path everywhere. The variables PATH, PYTHONPATH, LD_LIBRARY_PATH, CPU_THREADS, CUDA_*, GLOO_*,
-    HF_*, NCCL_*, OMP_* and TORCH_* are passed on. The first host that fails ends the others, and
-    its status is that of this command.
+    HF_*, NCCL_*, OMP_* and TORCH_* are passed on. If a host fails, the
+    others are ended too, and this command exits with its status.
 
     \b
     Examples:
@@ -409,7 +409,7 @@ def network_command(
         int(size) if is_count(size.strip()) else 0 for size in sizes[:_MOST_MIB].split(",")
     ]
     if not all(1 <= size <= _MOST_MIB for size in sizes_mib):
-        reason = f"{shown(sizes)} are not whole numbers from 1 to {_MOST_MIB}"
+        reason = f"{shown(sizes)} is not a list of whole numbers from 1 to {_MOST_MIB}"
         raise UserError("config.value", "--sizes", reason, "Give for example 1,16,64")
     world = World.identify()
     world.start()

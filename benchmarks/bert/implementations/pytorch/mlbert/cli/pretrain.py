@@ -44,7 +44,7 @@ def pretrain(
     hours: Annotated[float | None, typer.Option(help="Total training time in hours.")] = None,
     size: Annotated[
         Literal["auto", "tiny", "small", "medium", "base"],
-        typer.Option(help="Model size; auto: by the training time and the text."),
+        typer.Option(help="Model size; auto: chosen from the training time and the text."),
     ] = "auto",
     vocab: Annotated[
         Path | None,
@@ -58,13 +58,15 @@ def pretrain(
     vocab_size: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Entries of a new vocabulary; default: by the size and the text."
+            metavar="N",
+            help="Entries of a new vocabulary; default: chosen from the model size and the text.",
         ),
     ] = None,
     cased: Annotated[
         bool | None,
         typer.Option(
-            "--cased/--lower-case", help="Keep or remove case and accents; default: by the text."
+            "--cased/--lower-case",
+            help="Keep or remove case and accents; default: chosen from the text.",
         ),
     ] = None,
     held_out: HeldOut = None,
@@ -113,7 +115,9 @@ def pretrain(
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(metavar="ROWS", min=1, max=10**6, help="Rows per step; default: published."),
+        typer.Option(
+            metavar="ROWS", min=1, max=10**6, help="Rows per step; default: as published."
+        ),
     ] = None,
     warmup_tokens: Annotated[
         float | None,
@@ -121,7 +125,7 @@ def pretrain(
             metavar="N",
             min=0,
             max=MOST_TOKENS,
-            help="Tokens over which the rate rises; default: published, at most a tenth.",
+            help="Tokens over which the rate rises; default: as published, but at most a tenth.",
         ),
     ] = None,
     mlperf: Annotated[bool, typer.Option("--mlperf", help="Also write an MLPerf log.")] = False,
@@ -130,7 +134,7 @@ def pretrain(
 
     The same command resumes an interrupted run, or extends it with more --minutes or --tokens. With
     --tokens it also trains on many GPUs: mlbert launch local -n 8 pretrain TEXT ..., torchrun or
-    srun. By --minutes it is one process. If the first TEXT ends in .yaml, it is a MosaicML
+    srun. With --minutes, it runs as one process. If the first TEXT ends in .yaml, it is a MosaicML
     configuration.
 
     \b
@@ -252,7 +256,7 @@ def _check_vocabulary(is_new: bool, cased: bool | None, vocab_size: int | None) 
 
 
 def training_seconds(minutes: float | None, hours: float | None) -> float:
-    """Return the training time in seconds, or the usual one.
+    """Return the training time in seconds, or the default.
 
     Raises UserError if it is out of range.
     """

@@ -326,7 +326,7 @@ class BertConfig:
                 if near:
                     hint = f"Did you mean {near}?"
                     raise UserError("config.unknown-name", subject, reason, hint)
-                raise UserError("config.unknown-name", subject, reason, "Write another", kinds)
+                raise UserError("config.unknown-name", subject, reason, "Use a valid one", kinds)
             if name in changes:
                 raise UserError(
                     "config.duplicate", subject, f"{name!r} is given twice", "Remove one of them"

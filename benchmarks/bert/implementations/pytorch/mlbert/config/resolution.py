@@ -228,7 +228,7 @@ def _parse(setting: Setting, value: object, origin: str) -> object:
     subject = _subject(setting, origin)
     kind = _kind_words(setting)
     remedy = f"Give {kind}"
-    remedy += f" in {setting.unit}" if setting.unit else ""
+    remedy += f" ({setting.unit})" if setting.unit else ""
     if value is None and not setting.optional:
         raise UserError("config.value", subject, "is none", remedy, setting.choices)
     try:
@@ -241,11 +241,11 @@ def _parse(setting: Setting, value: object, origin: str) -> object:
 def _illegal(setting: Setting, value: object, origin: str, error: Any) -> UserError:
     """Return the error for a value of the right type that pydantic rejected."""
     subject = _subject(setting, origin)
-    reason = f"{str(value).strip()} is not legal"
+    reason = f"{str(value).strip()} is not valid"
     if setting.choices:
         return UserError("config.choice", subject, reason, setting.meaning, setting.choices)
     limit = plain_words(error["msg"].removeprefix(_SHOULD_BE))
-    return UserError("config.range", subject, f"{reason}, it must be {limit}", setting.meaning)
+    return UserError("config.range", subject, f"{reason}: it must be {limit}", setting.meaning)
 
 
 def _subject(setting: Setting, origin: str) -> str:

@@ -37,7 +37,7 @@ class DistributedConfig(Section):
     )
     join_timeout: float | None = setting(
         "JOIN_TIMEOUT",
-        "Longest wait of a rank for the others at start-up; none means 120 * (1 + ranks / 1024).",
+        "How long a rank waits for the others at start-up; none means 120 * (1 + ranks / 1024).",
         default=None,
         unit="seconds",
         ge=1,
@@ -45,8 +45,8 @@ class DistributedConfig(Section):
     )
     read_timeout: float = setting(
         "READ_TIMEOUT",
-        "Longest wait of a run of several ranks for data if the storage stalls; "
-        "no node is then taken to be lost.",
+        "How long a run of several ranks waits for data if the storage stalls; "
+        "no node counts as lost meanwhile.",
         default=15.0,
         unit="minutes",
         ge=1,

@@ -286,7 +286,7 @@ class HealthMonitor:
                 self._hosts = self.world.hosts()
                 self._channels = connect(self.world)
         except OSError as error:
-            reason = f"cannot join the watch over the ranks ({error})"
+            reason = f"cannot connect to the ranks' health monitor ({error})"
             remedy = "Allow connections between the nodes on any port; gloo and NCCL need this too"
             raise UserError(
                 "distributed.join", self._name(self.world.rank), reason, remedy

@@ -180,10 +180,8 @@ def _check_contradiction(chosen: ProcessIdentity, other: ProcessIdentity) -> Non
     if nested or (chosen.launcher == "mpirun" and other.launcher == "slurm"):
         return
     if (chosen.rank, chosen.world_size) != (other.rank, other.world_size):
-        say = [
-            f"{one.launcher} says rank {one.rank} of {one.world_size}" for one in (chosen, other)
-        ]
-        raise _mistake("process identity", ", ".join(say))
+        say = [f"rank {one.rank} of {one.world_size} ({one.launcher})" for one in (chosen, other)]
+        raise _mistake("process identity", " contradicts ".join(say))
 
 
 def _has_agent(environ: Mapping[str, str]) -> bool:
@@ -214,7 +212,7 @@ def _complete_local(identity: ProcessIdentity, one_machine: bool) -> tuple[int, 
     if (rank is None or size is None) and identity.world_size > 1 and not one_machine:
         missing = "local rank" if rank is None else "number of local ranks"
         remedy = "Set LOCAL_RANK and LOCAL_WORLD_SIZE, or start with torchrun or srun"
-        problem = f"{identity.launcher} does not set the {missing}"
+        problem = f"the {missing} is not set ({identity.launcher})"
         raise _SharedMistake("distributed.identity", "process identity", problem, remedy)
     rank = identity.rank if rank is None else rank
     size = identity.world_size if size is None else size
@@ -225,7 +223,9 @@ def _complete_local(identity: ProcessIdentity, one_machine: bool) -> tuple[int, 
         if value >= limit:
             raise _mistake("process identity", f"{name} {value} of {limit} ({identity.launcher})")
     if size > identity.world_size:
-        reason = f"{size} local ranks of {identity.world_size} in total ({identity.launcher})"
+        reason = (
+            f"{size} local ranks, but only {identity.world_size} in total ({identity.launcher})"
+        )
         raise _mistake("process identity", reason)
     return rank, size
 
@@ -336,7 +336,7 @@ class RankPlace:
                 chosen = other  # srun's PMI plugin sets no local ranks, but srun does
         has_agent = _has_agent(environ)
         if chosen.world_size < 1:
-            raise _mistake("process identity", f"{chosen.launcher} says a world of 0 ranks")
+            raise _mistake("process identity", f"the number of ranks is 0 ({chosen.launcher})")
         address = environ.get("MASTER_ADDR", "").strip()
         in_step = chosen.launcher == "slurm"
         is_local = address in ("", "localhost", LOOPBACK)

@@ -444,7 +444,7 @@ class Rendezvous:
             return
         _, _, host = first.partition(" ")
         problem = f"is the rank of two processes, on {host} and on {place.host}"
-        remedy = "Give each process another rank, from 0 to their number less 1"
+        remedy = "Give each process a different rank, from 0 to their number minus 1"
         mistake = UserError("distributed.identity", f"rank {place.rank}", problem, remedy)
         calls.set(_DUPLICATE, _serialized(mistake))
         if calls.compare_set("end", "", _DUPLICATE).decode() != _DUPLICATE:

@@ -17,7 +17,7 @@ ERROR_CODES: Mapping[str, str] = {
     "config.not-read": (
         "The chosen recipe does not read this setting; the message names the recipes that do."
     ),
-    "config.range": "A number is outside its legal range.",
+    "config.range": "A number is outside its allowed range.",
     "config.syntax": "A command-line argument is neither a flag nor name=value.",
     "config.unknown-name": (
         "No setting, key or flag has this name; the message names the nearest one."
@@ -32,7 +32,7 @@ ERROR_CODES: Mapping[str, str] = {
     ),
     "command.launcher": "This command starts its own processes and must not run under a launcher.",
     "package.broken": (
-        "A package that PYTHONPATH names fails. It is used in place of the installed one. Unset "
+        "A package on PYTHONPATH fails. It takes the place of the installed one, so unset "
         "PYTHONPATH."
     ),
     "package.missing": (
@@ -60,7 +60,7 @@ ERROR_CODES: Mapping[str, str] = {
     # Data sets and text
     "data.changed": "Files changed while they were read. Restore them, or open them again.",
     "data.checksum": "The content differs from the checksum recorded with it.",
-    "data.columns": "A data set has other columns than needed.",
+    "data.columns": "A data set does not have the columns that are needed.",
     "data.damaged": (
         "A file of the data set is damaged or truncated; restore it or prepare it again."
     ),
@@ -77,19 +77,19 @@ ERROR_CODES: Mapping[str, str] = {
     "data.repetitive": "The text repeats itself too much to train on.",
     "data.row": "A row is malformed; the message gives its line.",
     "data.too-long": "A sequence is longer than the target allows.",
-    "data.too-small": "There is too little data for the batch, the parts or the sets asked for.",
+    "data.too-small": "There is too little data for the batch, the parts or the sets requested.",
     "data.unsupported": (
         "The data contains something that the target format cannot store. Choose another format."
     ),
     "prepare.other-options": (
-        "The output folder was prepared from other input or with other options."
+        "The output folder was prepared from different input or with different options."
     ),
     "prepare.other-version": (
-        "The output folder was begun by another version of this package. Complete it with that "
+        "The output folder was begun by a different version of this package. Complete it with that "
         "version, or remove it and begin again."
     ),
-    "vocabulary.format": "The vocabulary is damaged, too large, or in a form that is not read.",
-    "vocabulary.mismatch": "Data, model or tokenizer belong to different vocabularies.",
+    "vocabulary.format": "The vocabulary is damaged, too large, or in an unsupported form.",
+    "vocabulary.mismatch": "Data, model and tokenizer do not have the same vocabulary.",
     "vocabulary.other-language": "The vocabulary does not cover most of the text.",
     "vocabulary.unsupported": (
         "The tokenizer has an unsupported property that changes token ids, or lacks a special "
@@ -101,7 +101,7 @@ ERROR_CODES: Mapping[str, str] = {
     "checkpoint.format": "The file is not a checkpoint in a known format.",
     "checkpoint.incomplete": "Tensors or files of the checkpoint are missing.",
     "checkpoint.missing": "The run or folder contains no checkpoint.",
-    "checkpoint.shape": "The checkpoint belongs to a model of another shape.",
+    "checkpoint.shape": "The checkpoint belongs to a model of a different shape.",
     "checkpoint.unsafe": "The checkpoint names Python objects, which are never loaded.",
     "model.shape": "The model's configuration is incomplete or contradicts itself.",
     "model.unsupported": "The other program or format does not support this model.",
@@ -116,8 +116,8 @@ ERROR_CODES: Mapping[str, str] = {
         "or precision."
     ),
     "distributed.failed": (
-        "A rank failed before the run began, and not by a mistake in its input. Its own output, "
-        "above, has the reason."
+        "A rank failed before the run began, though not because of wrong input. Its own output, "
+        "above, gives the reason."
     ),
     "distributed.identity": (
         "The launcher's variables about ranks and nodes are missing or inconsistent."
@@ -142,14 +142,14 @@ ERROR_CODES: Mapping[str, str] = {
     "run.in-use": (
         "Another process is training in this folder. Wait for it, or choose another folder."
     ),
-    "run.other-settings": "The run in this folder was made with other settings, data or seed.",
+    "run.other-settings": "The run in this folder was made with different settings, data or seed.",
     "run.unfinished": (
         "The folder contains an unfinished run. Set RESUME=1 to continue it, or remove it."
     ),
     # Logs and submissions
     "log.incomplete": "The log lacks events that this command needs.",
     "log.missing": "No run log was found here.",
-    "log.other-benchmark": "The log is of another benchmark than BERT.",
+    "log.other-benchmark": "The log comes from a benchmark other than BERT.",
     "log.unsupported": "This command cannot repeat the run in the log.",
     "submission.commit": "The commit named by the log is not in this repository.",
     "submission.file-name": "The official tools reject this file name.",

@@ -257,5 +257,5 @@ def fewer_threads_words(cpu_threads: int | None, threads: int) -> str | None:
     words = "1 thread" if threads == 1 else f"{threads} threads"
     return (
         f"Other programs use some of the {cores} cores: using {words}. "
-        "CPU_THREADS sets another number."
+        "CPU_THREADS sets a different number."
     )

@@ -16,7 +16,7 @@ _PLAIN_WORDS = {
     "a valid integer": "a whole number",
     "a valid number": "a number",
     "a valid boolean": "true or false",
-    "a valid string": "a text",
+    "a valid string": "text",
     "a valid dictionary": "an object",
     "a valid list": "a list",
     "match pattern": "have the form",

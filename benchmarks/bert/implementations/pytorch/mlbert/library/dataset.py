@@ -267,7 +267,7 @@ def _opened(
     else:
         for name, value in asdict(text_arguments).items():
             if value is not None:
-                reason = f"is a set of masked sequences, for which {name} has no meaning"
+                reason = f"is a set of masked sequences, which do not use {name}"
                 raise UserError("config.conflict", folder, reason, f"Leave {name} out")
     rank, world_size = place
     options = _DataOptions(folder, batch_size, sequences_per_pack, seed, rank, world_size, text)

@@ -242,13 +242,15 @@ class EncoderModel(nn.Module):
             is_token = is_token.bool()
             if bool((is_token[:, 1:] & ~is_token[:, :-1]).any()):
                 remedy = "Put the padding after the tokens (padding_side='right')"
-                raise UserError("config.value", "attention_mask", "has tokens after 0", remedy)
+                raise UserError("config.value", "attention_mask", "has ones after zeros", remedy)
             places = is_token.flatten().nonzero().flatten()
             ends = F.pad(is_token.sum(1).cumsum(0), (1, 0))
         lengths = ends.diff()
         longest = int(lengths.max())
         if longest > self.config.max_position_embeddings:
-            reason = f"has {longest} tokens, the model allows {self.config.max_position_embeddings}"
+            reason = (
+                f"has {longest} tokens, but the model allows {self.config.max_position_embeddings}"
+            )
             raise UserError("data.too-long", "input_ids", reason, "Give shorter sequences")
         ids = input_ids.flatten()[places]
         segments = torch.zeros_like(ids)
@@ -390,7 +392,7 @@ def _new_core(
     shape: BertConfig, head: Head, num_labels: int | None, dtype: torch.dtype, seed: int
 ) -> BertBase:
     if head not in get_args(Head):
-        remedy = "Use another"
+        remedy = "Use a valid one"
         raise UserError("config.choice", f"head {head!r}", "is not known", remedy, get_args(Head))
     core: BertBase
     if head in _CLASSIFIERS:

@@ -53,7 +53,7 @@ class ModuleOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 result = closure()
         if [parameter.data_ptr() for parameter in self._flat.parameters] != self._weights:
-            reason = "the model's parameters have moved to another place in memory"
+            reason = "the model's parameters have moved to a different place in memory"
             remedy = "Move the model to its device before make_optimizer"
             raise UserError("config.conflict", "optimizer", reason, remedy)
         self._collect()
@@ -127,7 +127,7 @@ def make_optimizer(
     """
     if name not in OPTIMIZERS:
         raise UserError(
-            "config.choice", f"optimizer {name!r}", "is not known", "Use another", OPTIMIZERS
+            "config.choice", f"optimizer {name!r}", "is not known", "Use a valid one", OPTIMIZERS
         )
     cls = OPTIMIZERS.load(name)
     parameters = _ordered_parameters(model)

@@ -120,8 +120,8 @@ class MLPerfCallback:
             raise UserError(
                 "config.range",
                 f"target {target}",
-                "is not from 0 to 1",
-                "Give a share, no percentage",
+                "is not between 0 and 1",
+                "Give a fraction, not a percentage",
             )
         self.target = float(target)
         self.exit_at_target = exit_at_target
@@ -135,7 +135,7 @@ class MLPerfCallback:
         ):
             if value not in choices:
                 raise UserError(
-                    "config.choice", f"{name} {value!r}", "is not known", "Use another", choices
+                    "config.choice", f"{name} {value!r}", "is not known", "Use a valid one", choices
                 )
         self.hyperparameters: dict[str, Value] = dict(hyperparameters or {})
         self._samples = 0
@@ -240,8 +240,8 @@ class MLPerfCallback:
             raise UserError(
                 "config.range",
                 f"accuracy {value:g}",
-                "is not from 0 to 1",
-                "Give a share, no percentage",
+                "is not between 0 and 1",
+                "Give a fraction, not a percentage",
             )
         if self._log.status is not None:
             return self._reached
@@ -379,7 +379,7 @@ class MLPerfCallback:
 def _out_of_order(call: str) -> UserError:
     remedy = (
         "Call fit_start once for each MLPerfCallback, "
-        "then eval_start and eval_end in turn with growing samples"
+        "then eval_start and eval_end alternately, with increasing samples"
     )
     return UserError("callback.order", call, "is out of order", remedy)
 

@@ -33,7 +33,7 @@ def open_model(source: Path) -> tuple[AnyBert, Report, Tokenizer]:
         if not source.is_dir():
             raise UserError("file.missing", source, "does not exist", remedy)
         if (source / ADAPTER).is_file():
-            reason = "holds an adapter of PEFT without its model"
+            reason = "contains a PEFT adapter without its model"
             remedy = "Save the merged model: model.merge_and_unload().save_pretrained(FOLDER)"
             raise UserError("checkpoint.missing", source, reason, remedy)
         raise UserError("checkpoint.missing", source, "contains no model", remedy)
@@ -104,7 +104,7 @@ def fill_tokens(
         )
     row = [tokenizer.cls_id, *tokens, tokenizer.sep_id]
     if len(row) > config.max_position_embeddings:
-        reason = f"is {len(row)} tokens long, the model allows {config.max_position_embeddings}"
+        reason = f"is {len(row)} tokens long, but the model allows {config.max_position_embeddings}"
         raise UserError("data.too-long", "text", reason, "Give less text around the [MASK]")
     rows = Ragged.from_rows([(row, len(row), False, [place + 1], [0])], tokenizer.dtype)
     batch = HostBatch.of_sequences(rows, np.zeros(1, np.int64), len(row))

@@ -98,8 +98,8 @@ class MaskedLM(_Objective):
         correct, loss, masked = sums
         if not masked:
             reason = (
-                "holds no token that could be masked: "
-                "its words are [UNK] to the vocabulary, or there are none"
+                "contains no token that could be masked: "
+                "its words are [UNK] in the vocabulary, or there are none"
             )
             raise UserError(
                 "data.empty",
@@ -330,7 +330,9 @@ class Regression(SequenceObjective):
 def known_choice(subject: str, choice: str, known: Sequence[str]) -> str:
     """Return the choice; raise UserError if it is unknown."""
     if choice not in known:
-        raise UserError("config.choice", subject, f"{choice!r} is unknown", "Use another", known)
+        raise UserError(
+            "config.choice", subject, f"{choice!r} is unknown", "Use a valid one", known
+        )
     return choice
 
 

@@ -73,14 +73,14 @@ class ComputeConfig(Section):
 
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8", "fp8-forward"] = fixed_setting(
         "PRECISION",
-        "Number format of matrix products. auto: bf16 on a GPU, on a CPU what is faster for the "
-        "run; fp8: in the encoder; fp8-forward: without the gradients' products.",
+        "Number format of matrix products. auto: bf16 on a GPU, and on a CPU whichever is faster "
+        "for the run; fp8: in the encoder; fp8-forward: only in its forward products.",
         default="auto",
     )
     fp8_fast_accumulation: Literal["forward", "all"] = fixed_setting(
         "FP8_FAST_ACCUMULATION",
         "FP8 products that Hopper's tensor cores accumulate with fewer bits; "
-        "all: also the gradients' products.",
+        "all: also the products for gradients.",
         default="forward",
     )
     loss_scale: float = setting(
@@ -98,7 +98,7 @@ class ComputeConfig(Section):
     )
     cpu_threads: int | None = setting(
         "CPU_THREADS",
-        "none: every core that the rank may use, or one if other programs keep them busy.",
+        "none: one for each of the rank's cores, except those that other programs keep busy.",
         default=None,
         unit="threads per rank",
         **Ranges.CPUS,

@@ -128,11 +128,14 @@ def select(choice: str = AUTO, device: torch.device | str = "cpu") -> dict[str, 
     """
     global _choice
     if choice not in FORMS:
-        raise UserError("config.choice", "OPS", f"{choice!r} is unknown", "Use another", FORMS)
+        raise UserError("config.choice", "OPS", f"{choice!r} is unknown", "Use a valid one", FORMS)
     kind = torch.device(device).type
     if not _is_for(choice, kind):
         raise UserError(
-            "ops.unavailable", f"OPS={choice}", f"has nothing for a {kind} device", "Set OPS=auto"
+            "ops.unavailable",
+            f"OPS={choice}",
+            f"has no implementation for a {kind} device",
+            "Set OPS=auto",
         )
     _choice = choice
     _selections.clear()

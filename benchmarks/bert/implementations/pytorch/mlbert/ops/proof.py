@@ -148,7 +148,7 @@ def _check_device(op: str, name: str, device: torch.device, why: str) -> None:
         torch.zeros(1, device=device).item()
     except RuntimeError as error:
         remedy = f"Set {REMEDIES.get(name, USUAL_REMEDY)}, which leaves it out"
-        reason = f"has broken the {device.type} device: {why}"
+        reason = f"has left the {device.type} device unusable: {why}"
         raise UserError("device.broken", f"the {name} kernel of {op}", reason, remedy) from error
 
 

@@ -281,7 +281,7 @@ class FlatParameters:
             parameter name -> view with the parameter's shape.
         """
         assert buffer.numel() == self.numel, (
-            f"{buffer.numel()} elements, the model has {self.numel}"
+            f"{buffer.numel()} elements, but the model has {self.numel}"
         )
         return {
             segment.name: view

@@ -124,7 +124,7 @@ class Lamb(Adam):
             super()._load(form)
             return
         if self._layout.size > 1:
-            raise NativeUnavailable("it does not shard its state; set SHARDED_OPTIMIZER=off")
+            raise NativeUnavailable("its state cannot be sharded; set SHARDED_OPTIMIZER=off")
         if self.flat.data.device.type != "cuda":
             raise NativeUnavailable(
                 f"it needs a CUDA device; the parameters are on {self.flat.data.device}"

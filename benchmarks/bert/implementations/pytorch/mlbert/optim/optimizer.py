@@ -301,7 +301,7 @@ class FlatOptimizer:
                 found = (
                     f"has {value.numel()} elements" if isinstance(value, Tensor) else "is missing"
                 )
-                reason = f"{key} {found}, the model has {self.flat.numel} parameters"
+                reason = f"{key} {found}, but the model has {self.flat.numel} parameters"
                 raise UserError(
                     "checkpoint.shape", "optimizer state", reason, "Use a checkpoint of this model"
                 )

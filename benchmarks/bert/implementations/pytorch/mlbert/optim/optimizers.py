@@ -51,7 +51,7 @@ def make(
     if is_sharded and (is_apex or not cls.CAN_SHARD):
         subject = "apex optimizer" if cls.CAN_SHARD else f"OPTIMIZER={config.optimizer}"
         raise UserError(
-            "config.conflict", subject, "it does not shard its state", "Set SHARDED_OPTIMIZER=off"
+            "config.conflict", subject, "its state cannot be sharded", "Set SHARDED_OPTIMIZER=off"
         )
     numbers: dict[str, Any] = {}
     if cls.HAS_DECOUPLED_DECAY:

@@ -64,7 +64,7 @@ def read_hostfile(path: Path) -> HostList:
     _check_names(path, names)
     if len(set(slots)) > 1:
         reason = "has hosts with different numbers of slots"
-        remedy = "Give each host as many, and a job for each kind of machine"
+        remedy = "Give all hosts the same number, and start a separate job for each kind of machine"
         raise UserError("config.unsupported", path, reason, remedy)
     return HostList(tuple(names), slots[0])
 

@@ -198,7 +198,7 @@ def _write_graph(model: _Network, file: Path) -> None:
             )
     except torch.onnx.OnnxExporterError as error:
         first_line, _, _ = str(error).strip().partition("\n")
-        reason = f"cannot be made by torch.onnx ({first_line})"
+        reason = f"cannot be exported by torch.onnx ({first_line})"
         raise UserError("model.unsupported", MODEL, reason, _REMEDY) from None
 
 

@@ -245,7 +245,7 @@ class Update(NamedTuple):
 def refuse_bucket_clipping(config: DistributedConfig) -> None:
     """Raise UserError if the settings clip each gradient bucket separately."""
     if config.gradient_clipping == "buckets":
-        reason = "is the way of RECIPE=ddp_adam"
+        reason = "works only with RECIPE=ddp_adam"
         raise UserError(
             "config.conflict", "GRADIENT_CLIPPING=buckets", reason, "Set after or before"
         )
@@ -278,7 +278,7 @@ def build_replicated_update(
     compute = config[ComputeConfig]
     for name, value in (("SHARDED_OPTIMIZER", "off"), ("WEIGHTS_ALLGATHER", "fp32")):
         if (given := getattr(distributed, name.lower())) != value:
-            reason = f"every rank of {recipe} updates everything"
+            reason = f"with RECIPE={recipe}, every rank updates all parameters"
             raise UserError("config.conflict", f"{name}={given}", reason, f"Set {name}={value}")
     if clip_buckets is None:
         refuse_bucket_clipping(distributed)

@@ -53,6 +53,6 @@ def find(name: str, peek: Callable[[str], str | None]) -> Recipe:
     if name not in RECIPES:
         known = [*RECIPES, MASKED_LM]
         near = nearest(name, known)
-        hint = f"Did you mean {near}?" if near else "Use another"
+        hint = f"Did you mean {near}?" if near else "Use a valid one"
         raise UserError("config.choice", f"RECIPE={name}", "no such recipe", hint, known)
     return RECIPES[name]

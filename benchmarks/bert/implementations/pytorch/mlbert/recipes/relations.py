@@ -32,10 +32,10 @@ class RunRelations:
         rows = config[DataConfig].max_sequences_per_pack
         remedy = "Set MAX_SEQUENCES_PER_PACK=32, or remove one of them"
         if config.get(config.catalog.by_key["batchsize_warmup_tokens"]) is not None and rows == 1:
-            problem = "counts the tokens of packed rows, and nothing is packed"
+            problem = "counts the tokens of packed rows, but nothing is packed"
             yield Contradiction("config.conflict", "BATCHSIZE_WARMUP_TOKENS", problem, remedy)
         elif first_batch is not None and config.or_defaults(PhaseConfig).step_tokens and rows == 1:
-            problem = "with STEP_TOKENS counts the tokens of packed rows, and nothing is packed"
+            problem = "with STEP_TOKENS counts the tokens of packed rows, but nothing is packed"
             yield Contradiction("config.conflict", "BATCHSIZE_WARMUP_STEPS", problem, remedy)
         start = config[ModelConfig].init_checkpoint
         if start is not None and Path(start) == config[RunConfig].output_dir:

@@ -96,7 +96,7 @@ class RunConfig(Section):
             yield Contradiction(
                 "config.value",
                 "WANDB_OPTIONS",
-                f"holds {secret}, which every log would show",
+                f"contains {secret}, which every log would show",
                 remedy,
             )
         if self.save_checkpoint_steps and not self.keep_checkpoints:

@@ -73,9 +73,9 @@ class RunFolder:
             self.set_log_aside()
 
     def refuse_finished(self) -> None:
-        """Raise UserError if the folder holds a finished run."""
+        """Raise UserError if the folder contains a finished run."""
         if self.is_finished:
-            reason = "holds a finished run"
+            reason = "contains a finished run"
             raise UserError(
                 "run.exists", self.folder, reason, "Set another LOGDIR or EXPERIMENT, or remove it"
             )

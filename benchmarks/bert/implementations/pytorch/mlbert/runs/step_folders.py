@@ -195,8 +195,8 @@ class StepFolders:
             before = found.get(name)
             here = self.identity.get(name)
             if before != here:
-                reason = f"belongs to another run: {name} is {before!r}, this run has {here!r}"
-                remedy = "Set it so, or use another LOGDIR"
+                reason = f"belongs to a different run: {name} is {before!r} there and {here!r} here"
+                remedy = "Set it to the former value, or use another LOGDIR"
                 raise UserError("run.other-settings", folder, reason, remedy)
 
 
@@ -231,7 +231,7 @@ def _undamaged(folder: Path) -> dict:
         size = _num_bytes(folder)
         if record.get("tensors_bytes", size) != size:  # not in checkpoints of earlier code
             raise _DamagedError(
-                f"its tensors have {size} bytes, {STATE} says {record['tensors_bytes']}"
+                f"its tensors have {size} bytes, but {STATE} says {record['tensors_bytes']}"
             )
         tensors = _sha256(folder)
     except OSError as error:

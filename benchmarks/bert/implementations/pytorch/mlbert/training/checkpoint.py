@@ -233,7 +233,7 @@ class Snapshots:
             return False
         seed = checkpoint.state.get("seed")
         if seed != self._seed:
-            reason = f"is of a run with seed {seed}, not {self._seed}"
+            reason = f"comes from a run with seed {seed}, not {self._seed}"
             raise UserError("run.other-settings", checkpoint.path, reason, f"Set SEED={seed}")
         try:
             self._take_over(checkpoint)
@@ -261,7 +261,7 @@ class Snapshots:
             reason = f"has the state of {theirs}, and this run uses {ours}"
             raise UserError("checkpoint.shape", folder, reason, remedy)
         if state.get("parameters") != as_json(method.flat.layout):
-            reason = "has the optimizer state of another model"
+            reason = "has the optimizer state of a different model"
             raise UserError("checkpoint.shape", folder, reason, remedy)
         tensors = _part(load_file(folder / _TENSORS), OPTIMIZER)
         method.optimizer.load_state_dict({**tensors, **state["optimizer"]})

@@ -55,7 +55,7 @@ class PhaseConfig(Section):
     )
     extend_context: bool = setting(
         "EXTEND_CONTEXT",
-        "Let the starting weights have another rotary base than BERT_CONFIG.",
+        "Accept starting weights with a different rotary base from BERT_CONFIG's.",
         default=False,
     )
     step_tokens: int | None = fixed_setting(

@@ -39,7 +39,7 @@ def instances_command(
     run: ShareArguments,
     given: InstanceArguments,
     set_format: Annotated[
-        SetFormat, typer.Option("--format", help="Ours, or the benchmark's.")
+        SetFormat, typer.Option("--format", help="Format to write: ours, or the benchmark's.")
     ] = SetFormat.hdf5,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Skip bad files and list them.")

@@ -88,7 +88,7 @@ class InstanceArguments:
     cased: Cased = False
 
     def instances(self) -> InstanceOptions:
-        """Return these options in the generator's form."""
+        """Return these options as the generator takes them."""
         return InstanceOptions(
             max_seq_length=self.max_seq_length,
             max_predictions_per_seq=self.max_predictions
@@ -116,7 +116,7 @@ class TextArguments(InstanceArguments):
     parts: Annotated[int, typer.Option(help="Number of training files, one shard each.")] = 2
 
     def text(self) -> TextOptions:
-        """Return these options in the pipeline's form."""
+        """Return these options as the pipeline takes them."""
         return TextOptions(
             instances=self.instances(),
             vocab_size=self.vocab_size,

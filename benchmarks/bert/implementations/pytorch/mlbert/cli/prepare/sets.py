@@ -261,7 +261,7 @@ def identity(
     streams: Annotated[str | None, typer.Option(help="JSON of several sets of texts.")] = None,
     remote: Annotated[str | None, typer.Option(help="Address that DIR is a copy of.")] = None,
 ) -> None:
-    """Print, as JSON, the identity that a log gives a set: mlaudit asks before it repeats a run."""
+    """Print, as JSON, the identity that a log gives a set; mlaudit uses it to repeat a run."""
     if tokenizer is None:
         found = describe(folder).known_as
     else:

@@ -63,7 +63,7 @@ def tokenizer_command(
         ),
     ] = "bpe",
     size: Annotated[
-        int, typer.Option(metavar="N", help="Entries, a multiple of 64; the rest is unused ones.")
+        int, typer.Option(metavar="N", help="Size, a multiple of 64; unused entries fill the rest.")
     ] = MODERNBERT_SIZE,
     length: Annotated[
         int, typer.Option(min=2, max=MAX_TOKENS, help="model_max_length, tokens.")
@@ -77,7 +77,7 @@ def tokenizer_command(
         bool | None,
         typer.Option(
             "--cased/--lower-case",
-            help="Keep or remove case and accents; only WordPiece, default: by the text.",
+            help="Keep or remove case and accents (WordPiece only); default: chosen from the text.",
         ),
     ] = None,
     column: Column = None,
@@ -118,7 +118,9 @@ def tokenizer_command(
 def words_command(
     texts: Texts,
     tokenizer: Annotated[Path, typer.Option(metavar="DIR", help="Tokenizer, or a model's folder.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="New file, one word a line.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="New file, one word per line.")
+    ],
     run: PoolArguments,
     number: Annotated[
         int, typer.Option(min=1, max=MOST_WORDS, metavar="N", help="Words to choose.")
@@ -128,7 +130,7 @@ def words_command(
     encoding: Encoding = None,
     skip_bad: SkipBad = False,
 ) -> None:
-    """Choose the words of your text that save most tokens, for `mlbert convert add-words`.
+    """Choose the words of your text that save the most tokens, for `mlbert convert add-words`.
 
     \b
     Examples:

@@ -69,13 +69,14 @@ def tokens_command(
             metavar="N",
             min=LEAST_LENGTH,
             max=MAX_TOKENS,
-            help="Most tokens of a sample; longer documents become several.",
+            help="Maximum tokens per sample; longer documents are split.",
         ),
     ] = MODERNBERT_LENGTH,
     proportions: Annotated[
         str | None,
         typer.Option(
-            metavar="P,P,...", help="Shares of training, one for each TEXT; default: all of it."
+            metavar="P,P,...",
+            help="Share of each TEXT in the training data; default: all of each.",
         ),
     ] = None,
     held_out: HeldOut = None,
@@ -86,15 +87,17 @@ def tokens_command(
         bool,
         typer.Option(
             "--languages",
-            help="Count the languages of the documents, from every tenth (extra languages).",
+            help="Detect the language of every tenth document (needs the extra languages).",
         ),
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Only try a sample, and print time, disk and memory."),
+        typer.Option(
+            "--dry-run", help="Only process a sample, and estimate time, disk and memory."
+        ),
     ] = False,
 ) -> None:
-    """Tokenize text of any size for training: without repeats, long documents cut into pieces.
+    """Tokenize text of any size for training: drop duplicates, and split long documents.
 
     \b
     Examples:
@@ -135,7 +138,7 @@ def tokens_command(
 
 
 def _executor(run: ShareArguments, sources: list[CorpusSource]) -> Executor:
-    """Return an executor without processes that would have little to do."""
+    """Return an executor with as many processes as the work can keep busy."""
     executor = run.executor()
     useful = sum(source.num_bytes for source in sources) // _PROCESS_BYTES
     return replace(executor, workers=max(1, min(executor.workers, useful)))
@@ -158,14 +161,16 @@ def _proportions(texts: list[Path], given: str | None) -> dict[str, float]:
     except ValueError:
         shares = []
     if len(shares) != len(texts) or len(texts) < 2 or min(shares) <= 0:
-        reason = f"{given} is not a positive number for each of {counted(len(texts), 'TEXT')}"
+        reason = (
+            f"{given} does not give a positive number for each of {counted(len(texts), 'TEXT')}"
+        )
         remedy = "Give for example --proportions 0.7,0.3 for two of them"
         raise UserError("config.value", "--proportions", reason, remedy)
     return {str(text): share / sum(shares) for text, share in zip(texts, shares, strict=True)}
 
 
 def _check_sources(request: TokenRequest) -> None:
-    """Raise UserError if a proportion is not that of one source."""
+    """Raise UserError unless each proportion belongs to exactly one source."""
     missing = {*request.proportions} - {*request.sources}
     if missing:
         reason = "has no text of its own"
@@ -184,7 +189,7 @@ def _print_plan(plan: SetPlan, request: TokenRequest) -> None:
         f"(while it runs {plan.peak_disk / 1e9:,.3f} GB), {plan.memory / 1e9:,.2f} GB of memory"
     )
     if plan.is_compressed:
-        say("note: some files are compressed, of which the size on disk says little")
+        say("note: some files are compressed, so their size on disk says little")
 
 
 def _print(prepared: PreparedTokens, out: Path) -> None:
@@ -233,7 +238,7 @@ def _warnings(prepared: PreparedTokens) -> list[str]:
         if counts.bytes_per_token < _FEW_BYTES:
             found.append(
                 f"{name}: only {counts.bytes_per_token:.1f} bytes of text per token: the "
-                "vocabulary is too small, or of another language"
+                "vocabulary is too small, or was made for a different language"
             )
         if counts.markup_share > _MUCH:
             found.append(f"{name}: {counts.markup_share:.0%} of the characters are markup")

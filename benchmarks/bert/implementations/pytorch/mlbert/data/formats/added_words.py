@@ -43,7 +43,7 @@ MULTIPLE = 64  # of the number of entries, for the speed of matrix products
 UNUSED = "[unused{}]"
 _UNUSED = re.compile(r"\[unused(\d+)\]")
 _LONGEST = 100  # characters of a word
-_ONE_WORD = "Give one word a line, in UTF-8"
+_ONE_WORD = "Give one word per line, in UTF-8"
 _BEFORE = "a"  # of a word that is tried
 _AFTER = "b"
 # Keys of a tokenizer_config.json that tokenizer.json has instead, or that no longer hold.
@@ -97,7 +97,7 @@ def read_words(file: Path) -> list[str]:
             raise UserError("data.row", file, reason, _ONE_WORD)
         words |= dict.fromkeys(parts)
     if not words:
-        raise UserError("data.empty", file, "holds no words", _ONE_WORD)
+        raise UserError("data.empty", file, "contains no words", _ONE_WORD)
     return list(words)
 
 

@@ -131,7 +131,7 @@ def describe_bins(folder: Path) -> StoreInfo:
                 REMAKE,
             )
         if manifest.vocabulary_sha256 != manifests[0].vocabulary_sha256:
-            reason = f"names another vocabulary than {manifests[0].path}"
+            reason = f"names a different vocabulary than {manifests[0].path}"
             raise UserError("vocabulary.mismatch", manifest.path, reason, REMAKE)
     return replace(
         info_of(manifests[0]),
@@ -161,13 +161,13 @@ def check_counts(info: StoreInfo, counts: Sequence[int], world_size: int) -> Non
         )
     if len(counts) != len(info.bins):
         names = ", ".join(bin.name for bin in info.bins)
-        reason = f"has {len(counts)} numbers, {info.folder} has {len(info.bins)} bins ({names})"
+        reason = f"has {len(counts)} numbers, but {info.folder} has {len(info.bins)} bins ({names})"
         raise UserError("config.conflict", BIN_COUNTS, reason, "Give one number for each bin")
     for bin, count in zip(info.bins, counts, strict=True):
         if bin.num_sequences is not None and bin.num_sequences < count * world_size:
             reason = (
                 f"one step takes {count * world_size} sequences of bin {bin.name}, "
-                f"which holds {bin.num_sequences}"
+                f"which contains {bin.num_sequences}"
             )
             raise UserError(
                 "data.too-small", BIN_COUNTS, reason, "Take fewer of it, or prepare more data"

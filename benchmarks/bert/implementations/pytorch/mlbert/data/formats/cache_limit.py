@@ -136,7 +136,7 @@ class CacheLimit:
         if excess > self.most_bytes // 2 and not self._has_warned:
             self._has_warned = True
             self._warn(
-                f"warning: CACHE_LIMIT: the run holds {excess / 1e9:.3g} GB more than this at "
+                f"warning: CACHE_LIMIT: the run keeps {excess / 1e9:.3g} GB more than this at "
                 "once. Raise it, or lower CANONICAL_NODES for new runs."
             )
 

@@ -30,7 +30,9 @@ def row_problems(rows: Ragged, info: StoreInfo) -> dict[str, np.ndarray]:
         "has more masked tokens than max_predictions": np.flatnonzero(
             masked > info.max_predictions
         ),
-        "has a first segment longer than itself": np.flatnonzero(rows.first_lengths > lengths),
+        "has a first segment longer than the whole sequence": np.flatnonzero(
+            rows.first_lengths > lengths
+        ),
         "has a next-sentence label other than 0 or 1": np.flatnonzero(rows.next_sentence > 1),
         "has a masked position after its end": sequences_of(rows.masked_offsets, after_end),
     }
@@ -70,7 +72,7 @@ def pack_problems(rows: Ragged, pack_offsets: np.ndarray, max_tokens: int) -> di
         wrong[:] = True
     return {
         "is empty or does not follow the pack before it": np.flatnonzero(wrong),
-        f"holds more than {max_tokens} tokens": np.flatnonzero(tokens > max_tokens),
+        f"contains more than {max_tokens} tokens": np.flatnonzero(tokens > max_tokens),
     }
 
 
@@ -103,10 +105,10 @@ def check_rows(rows: Ragged, info: StoreInfo, vocab_size: int | None) -> None:
         return
     largest = max(int(array.max(initial=0)) for array in (rows.tokens, rows.masked_labels))
     if vocab_size is not None and largest >= vocab_size and info.vocab_size is None:
-        reason = f"holds token id {largest}, the model's vocabulary has {vocab_size} entries"
+        reason = f"contains token id {largest}, but the model's vocabulary has {vocab_size} entries"
         remedy = "Set BERT_CONFIG to a configuration of the data's vocabulary"
         raise UserError("data.model-mismatch", info.folder, reason, remedy)
-    reason = f"holds a sequence that {broken[0]}"
+    reason = f"contains a sequence that {broken[0]}"
     raise UserError("data.damaged", info.folder, reason, "`mlbert prepare verify` names the file")
 
 

@@ -212,7 +212,7 @@ def _add(
     for number, token in listed:
         found = library.token_to_id(token.content)
         if found != number:
-            reason = f"gives {token.content} the id {shown(number)}, the vocabulary {found}"
+            reason = f"gives {token.content} the id {shown(number)}, but the vocabulary has {found}"
             raise UserError("vocabulary.mismatch", file, reason, _REMEDY)
 
 

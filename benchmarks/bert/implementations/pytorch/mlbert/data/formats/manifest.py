@@ -48,7 +48,9 @@ class ListedFile(Document):
         Compared before a file is hashed.
         """
         size = plain_size(path)
-        return None if size == self.bytes else f"has {size} bytes, {listed_in} says {self.bytes}"
+        return (
+            None if size == self.bytes else f"has {size} bytes, but {listed_in} says {self.bytes}"
+        )
 
 
 class ListedShard(ListedFile):

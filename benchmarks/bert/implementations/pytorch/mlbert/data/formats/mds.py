@@ -259,14 +259,14 @@ class _Shard:
             raise UserError(
                 "data.damaged",
                 path,
-                f"does not hold the {num_samples:,} samples of the index",
+                f"does not contain the {num_samples:,} samples that the index lists",
                 RESTORE,
             )
         self._offsets = self._content[UINT32.itemsize : head].view(UINT32)
         edges = self._offsets.astype(np.int64)
         if edges[0] < head or edges[-1] != len(self._content) or (np.diff(edges) < 0).any():
             raise UserError(
-                "data.damaged", path, "has offsets that fall or lie outside of the file", RESTORE
+                "data.damaged", path, "has offsets that decrease or point outside the file", RESTORE
             )
 
     @property

@@ -119,15 +119,15 @@ def check_file(path: Path, file: FileInfo) -> None:
 def _check(content: bytes | np.ndarray, subject: Path | str, file: FileInfo) -> None:
     problem = None
     if len(content) > file.num_bytes:
-        problem = f"has more than the {file.num_bytes:,} bytes of the index"
+        problem = f"has more bytes than the {file.num_bytes:,} in the index"
     elif len(content) < file.num_bytes:
-        problem = f"has {len(content):,} of the {file.num_bytes:,} bytes of the index"
+        problem = f"has {len(content):,} bytes, but the index says {file.num_bytes:,}"
     elif wrong := [
         algorithm
         for algorithm, digest in file.hashes.items()
         if checksum(algorithm, content) != digest
     ]:
-        problem = f"has another {wrong[0]} than the index says"
+        problem = f"has a different {wrong[0]} from the one in the index"
     if problem:
         raise UserError("data.damaged", subject, problem, RESTORE)
 
@@ -177,7 +177,7 @@ def fetch_index(remote: str, cache: Path) -> Path:
                     fetch_file(url, path)
                 return path
     if not (_has_content(path, head) if is_all else _is_copy(path, url)):
-        reason = f"holds a different data set, not that of {remote}"
+        reason = f"contains a different data set, not that of {remote}"
         raise UserError("data.mixed", cache, reason, "Choose another cache folder")
     return path
 

@@ -221,7 +221,7 @@ class _Checks:
             names = layout[0]
             has_repeats = len(set(names)) != len(names)
             if not names or has_repeats or len({len(part) for part in layout}) != 1:
-                self._damaged("has columns that do not fit each other")
+                self._damaged("has columns that contradict each other")
         if layout != self._layout:
             raise UserError(
                 "data.mixed",

@@ -188,7 +188,7 @@ class MdsSamples(IndexedStore):
             .astype(np.int64)
         )
         if (np.diff(edges) != self._num_bytes).any() or edges[-1] != len(inside):
-            reason = "has samples of another width than the first one"
+            reason = "has samples of a different width than the first one"
             raise UserError("data.mixed", path, reason, "Keep samples of one width in a set")
         first = int(self._first[number])
         end = int(self._first[number + 1])
@@ -212,7 +212,7 @@ def read_index(folder: Path) -> MdsIndex:
         (c, BYTES, None) for c in COLUMNS
     }:
         found = ", ".join(f"{column.name} ({column.encoding})" for column in index.columns)
-        reason = f"holds columns {found}, and no masked samples"
+        reason = f"has the columns {found}, but no masked samples"
         remedy = f"Samples have {', '.join(COLUMNS)}, all as bytes; text needs another recipe"
         raise UserError("data.columns", path, reason, remedy)
     return index
@@ -233,7 +233,7 @@ def _widths(folder: Path, shard: ShardInfo) -> Widths:
     widths = Widths(slots[0], slots[2])
     if (_sizes_of(widths) != sizes.view(UINT32)).any() or not 0 < slots[2] <= slots[0] <= MAX_ID:
         raise UserError(
-            "data.damaged", path, "has columns whose sizes do not fit each other", RESTORE
+            "data.damaged", path, "has columns with sizes that contradict each other", RESTORE
         )
     return widths
 

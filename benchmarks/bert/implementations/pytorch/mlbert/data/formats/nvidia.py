@@ -72,7 +72,7 @@ def _describe(folder: Path, groups: Sequence[Sequence[Path]], limits: Widths) ->
     paths = [path for group in groups for path in group]
     if not paths:
         raise UserError(
-            "data.missing", folder, "holds no HDF5 file", "Give a folder of NVIDIA's HDF5 shards"
+            "data.missing", folder, "contains no HDF5 file", "Give a folder of NVIDIA's HDF5 shards"
         )
     heads = [inspect(group[0]) for group in groups]
     of_heads = [_limits_of(head, limits) for head in heads]
@@ -111,7 +111,7 @@ def open_folder(folder: Path, limits: Widths = DEFAULT_LIMITS) -> Store:
     for store in bins:
         if store.num_packs:
             reason = "is a packed shard in a folder of bins"
-            raise UserError("data.format", store.paths[0], reason, "Bins hold single sequences")
+            raise UserError("data.format", store.paths[0], reason, "Bins contain single sequences")
     filled = {bin_name(store.paths[0]): store.lengths for store in bins if len(store)}
     check_bins(
         folder, {name: (int(lengths.min()), int(lengths.max())) for name, lengths in filled.items()}
@@ -218,7 +218,7 @@ class NvidiaStore(IndexedStore):
             refuse(
                 each_row,
                 column.counts != wanted,
-                f"has {name} of another length than the other columns",
+                f"has {name} of a different length than the other columns",
             )
             return column.gather()
 

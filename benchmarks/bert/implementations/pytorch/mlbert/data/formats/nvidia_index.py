@@ -116,7 +116,7 @@ def build_index(paths: Sequence[Path], content: FileMap, limits: Widths) -> Nvid
             others = " and ".join(map(str, first.widths))
             reason = (
                 f"its rows have {tokens} tokens and {masked} masked tokens, "
-                f"those of {paths[0].name} {others}"
+                f"but those of {paths[0].name} have {others}"
             )
             raise UserError("data.mixed", path, reason, "Keep one set in a folder")
     _refuse_copies(paths, parts)
@@ -166,7 +166,7 @@ def index_shard(shard: NvidiaShard, content: np.ndarray, limits: Widths) -> Nvid
             _note(
                 problems,
                 (columns[name].counts > 0) & (places_of == 0),
-                f"has a {name} that is not in the file",
+                f"has {name} that are not in the file",
             )
     _note(problems, tokens < 1, "is empty")
     _note(problems, tokens > limits.max_seq_length, f"has more than {limits.max_seq_length} tokens")
@@ -176,7 +176,7 @@ def index_shard(shard: NvidiaShard, content: np.ndarray, limits: Widths) -> Nvid
             ("masked_lm_positions", "masked_lm_ids"),
         ):
             different = columns[name].counts != columns[other].counts
-            _note(problems, different, f"has {name} of another length than {other}")
+            _note(problems, different, f"has {name} of a different length than {other}")
     if shard.kind == "packed":
         lengths, counts = _index_packs(shard, columns, limits, problems)
     else:
@@ -262,7 +262,7 @@ def _index_packs(
         _note(
             problems,
             columns[name].counts != counts,
-            f"has {name} of another length than packed_input_len",
+            f"has {name} of a different length than packed_input_len",
         )
     good = np.ones(shard.rows, bool)
     good[list(problems)] = False
@@ -360,7 +360,7 @@ def check_bins(folder: Path, lengths: Mapping[str, tuple[int, int]]) -> None:
             raise UserError(
                 "data.mixed",
                 folder,
-                f"{reason} are not length bins of one set",
+                f"{reason} are not length bins of the same set",
                 "Give one of the folders",
             )
 
@@ -419,7 +419,10 @@ def _check_numbers(folder: Path, paths: Sequence[Path]) -> None:
     if len(totals) > 1:
         one, other = list(totals.values())[:2]
         raise UserError(
-            "data.mixed", other, f"is of another set than {one.name}", "Keep one set in a folder"
+            "data.mixed",
+            other,
+            f"belongs to a different set than {one.name}",
+            "Keep one set in a folder",
         )
     for total in totals:
         if missing := sorted(set(range(total)) - set(seen)):

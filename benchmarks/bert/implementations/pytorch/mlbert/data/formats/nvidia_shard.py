@@ -129,7 +129,7 @@ def open_shard(path: Path) -> h5py.File:
     if (size := plain_size(path)) > (end := _recorded_end(path, file) or size):
         file.close()
         raise UserError(
-            "data.damaged", path, f"has {size} bytes, its HDF5 header says {end}", REMAKE
+            "data.damaged", path, f"has {size} bytes, but its HDF5 header says {end}", REMAKE
         )
     return file
 
@@ -207,7 +207,7 @@ def _recorded_limits(path: Path, file: h5py.File) -> RecordedLimits | None:
         return None
     limits = RecordedLimits(*(int(file.attrs[name]) for name in names))
     if not 1 <= limits.max_seq_length <= limits.max_row_tokens or limits.max_predictions < 0:
-        raise UserError("data.damaged", path, "records limits that do not fit each other", REMAKE)
+        raise UserError("data.damaged", path, "has limits that contradict each other", REMAKE)
     return limits
 
 

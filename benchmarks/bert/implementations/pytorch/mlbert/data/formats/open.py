@@ -87,7 +87,7 @@ def check_opened(known: StoreInfo, found: StoreInfo) -> None:
         there = getattr(found, name)
         if there > expected:
             what = "tokens" if name == "max_seq_length" else "masked tokens"
-            reason = f"has sequences of {there} {what}, {expected} were expected"
+            reason = f"has sequences of {there} {what}, but {expected} were expected"
             remedy = f"Set {setting}={there}; the model needs as many positions as tokens"
             raise UserError("config.conflict", known.folder, reason, remedy)
 
@@ -136,16 +136,16 @@ def _foreign(folder: Path) -> ModuleType:
     if inside := sorted(
         path.parent.name for name in (MANIFEST, BINS) for path in folder.glob(f"*/{name}")
     ):
-        reason = f"is not a finished data set, but holds {', '.join(inside)}"
+        reason = f"is not a finished data set, but contains {', '.join(inside)}"
         raise UserError("data.format", folder, reason, "Give one of these folders")
     with reading(folder):
         names = [path.name for path in folder.iterdir()]
     if any(SHARD_NAME.fullmatch(name) for name in names):
-        reason = f"holds shards but no {MANIFEST}: it was not finished, or lost it"
+        reason = f"contains shards but no {MANIFEST}: it was not finished, or lost it"
         remedy = "Run the `mlbert prepare` that makes it again, or give another folder"
         raise UserError("data.format", folder, reason, remedy)
     if LIST not in names and any(_RECORDS_NOTE.fullmatch(name) for name in names):
-        reason = f"holds TFRecords but no {LIST}: it was not finished"
+        reason = f"contains TFRecords but no {LIST}: it was not finished"
         raise UserError(
             "data.incomplete", folder, reason, "Run the `mlbert prepare` that makes it again"
         )
@@ -153,7 +153,7 @@ def _foreign(folder: Path) -> ModuleType:
         module: ModuleType = FOREIGN_FORMATS.load(name)
         if module.accepts(folder):
             return module
-    raise UserError("data.missing", folder, "holds no data set", f"Accepted: {ACCEPTED}")
+    raise UserError("data.missing", folder, "contains no data set", f"Accepted: {ACCEPTED}")
 
 
 def check_vocabulary(info: StoreInfo, vocab_file: Path) -> None:
@@ -179,7 +179,7 @@ def check_same_vocabulary(train: StoreInfo, evaluation: StoreInfo) -> None:
         None not in (known := {train.vocabulary_sha256, evaluation.vocabulary_sha256})
         and len(known) > 1
     ):
-        reason = f"was prepared with another vocabulary than {train.folder}"
+        reason = f"was prepared with a different vocabulary than {train.folder}"
         raise UserError(
             "vocabulary.mismatch", evaluation.folder, reason, "Prepare both with the same vocab.txt"
         )
@@ -191,15 +191,14 @@ def check_shape(data: StoreInfo, shape: BertConfig, shape_file: Path) -> None:
     Raises UserError if it does not.
     """
     if data.vocab_size not in (None, shape.vocab_size):
-        reason = f"has a vocabulary of {data.vocab_size}, {shape_file} says {shape.vocab_size}"
+        reason = f"has a vocabulary of {data.vocab_size}, but {shape_file} says {shape.vocab_size}"
         remedy = (
             "Set BERT_CONFIG to the configuration of this vocabulary, or prepare with --vocab-size"
         )
         raise UserError("data.model-mismatch", data.folder, reason, remedy)
     if data.max_seq_length > shape.max_position_embeddings:
         positions = shape.max_position_embeddings
-        reason = (
-            f"has sequences of {data.max_seq_length} tokens, the model has {positions} positions"
-        )
+        longest = data.max_seq_length
+        reason = f"has sequences of {longest} tokens, but the model has {positions} positions"
         remedy = "Raise max_position_embeddings or prepare with a smaller --max-seq-length"
         raise UserError("data.model-mismatch", data.folder, reason, remedy)

@@ -426,11 +426,11 @@ def matching_shard(manifest: Manifest, index: int) -> Shard:
             "data.mixed", path, "does not belong to the same set as the manifest", REMAKE
         )
     if manifest.max_pack_tokens is not None and shard.pack_offsets is None:
-        raise UserError("data.damaged", path, "has no packs, the manifest says it has", REMAKE)
+        raise UserError("data.damaged", path, "has no packs, although the manifest says so", REMAKE)
     for key, count in _counts(shard).items():
         if count != (listed := getattr(entry, key)):
             raise UserError(
-                "data.damaged", path, f"{key} is {count}, the manifest says {listed}", REMAKE
+                "data.damaged", path, f"{key} is {count}, but the manifest says {listed}", REMAKE
             )
     return shard
 

@@ -141,7 +141,7 @@ def map_file(path: Path) -> Shard:
         raise UserError("data.damaged", path, reason, REMAKE) from None
     rows = Ragged(**{name: arrays.pop(name) for name in DTYPES})
     if not _is_consistent(rows):
-        raise UserError("data.damaged", path, "its arrays do not fit each other", REMAKE)
+        raise UserError("data.damaged", path, "its arrays contradict each other", REMAKE)
     return Shard(rows, arrays, sha256, files)
 
 

@@ -87,7 +87,7 @@ def streams_of(
     weights = [stream.weight for stream in streams]
     if max(map(len, weights)) > 1 or len({"proportion" in weight for weight in weights}) > 1:
         raise UserError(
-            "config.conflict", subject, "has streams whose weights do not go together", _REMEDY
+            "config.conflict", subject, "has streams with weights that cannot be combined", _REMEDY
         )
     return streams
 

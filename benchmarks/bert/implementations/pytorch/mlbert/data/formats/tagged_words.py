@@ -158,7 +158,9 @@ def read_untagged(path: Path, form: TaskForm) -> TaskRows:
     """
     texts = [text for text in _texts(path, with_tags=False) if text.words]
     if not texts:
-        raise UserError("data.empty", path, "holds no words", "Give a file with at least one text")
+        raise UserError(
+            "data.empty", path, "contains no words", "Give a file with at least one text"
+        )
     return _rows(path, texts, form.classes or (), None, ())
 
 
@@ -204,7 +206,7 @@ def _complete(
     good = [text for text in texts if text.tags and text.words]
     bad = [text.line for text in texts if not (text.tags and text.words)]
     if not good:
-        raise UserError("data.empty", path, "holds no words with tags", _FORMS)
+        raise UserError("data.empty", path, "contains no words with tags", _FORMS)
     if bad and not skip_bad:
         lines = ", ".join(map(str, bad[:10]))
         more = f" and {len(bad) - 10:,} more" if len(bad) > 10 else ""
@@ -293,7 +295,7 @@ def _words_of_list(path: Path, line: int, words: list[object], text: object) -> 
         return [f" {word}" if number else word for number, word in enumerate(texts)]
     ends = _ends(words, text) if isinstance(text, str) else None
     if ends is None:
-        reason = f"line {line}: words is {shown(words)}, not words or places in the text"
+        reason = f"line {line}: words is {shown(words)}, not words or positions in the text"
         raise UserError("data.row", path, reason, _REMEDY)
     return [str(text)[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 

@@ -103,7 +103,7 @@ def read_columns(
         )
     kept = {line: fields for line, fields in found if fields is not None}
     if not kept:
-        raise UserError("data.empty", path, "holds no rows", "Give a file with at least one")
+        raise UserError("data.empty", path, "contains no rows", "Give a file with at least one")
     columns = [list(column) for column in zip(*kept.values(), strict=True)]
     return TaskTable(path, list(kept), columns, len(found) - len(kept))
 
@@ -117,7 +117,7 @@ def _check_suffix(path: Path) -> None:
     """Raise UserError if a file has an unknown suffix. Who reads a folder says that it is one."""
     if suffix_of(path) not in SUFFIXES and not path.is_dir():
         raise UserError(
-            "data.format", path, "has an unknown suffix", "Give a file with another", SUFFIXES
+            "data.format", path, "has an unknown suffix", "Give a file with a known one", SUFFIXES
         )
 
 
@@ -134,7 +134,7 @@ def column_names(path: Path) -> list[str]:
         else _records(path, _lines_of(path), suffix_of(path) == ".csv")
     )
     if not (names := [name if has_objects else name.strip() for name in next(rows, (0, []))[1]]):
-        raise UserError("data.empty", path, "holds no rows", "Give a file with at least one")
+        raise UserError("data.empty", path, "contains no rows", "Give a file with at least one")
     return names
 
 
@@ -410,7 +410,7 @@ def read_training(path: Path, form: TaskForm) -> TaskRows:
         reason = f"every row has the number {table.columns[-1][0].strip()}"
         raise UserError("data.labels", path, reason, "Give rows with different numbers")
     unseen = sorted(set(range(len(classes))).difference(labels.astype(np.int64).tolist()))
-    warnings = [f"no row is of class {classes[number]!r}" for number in unseen]
+    warnings = [f"no row has the class {classes[number]!r}" for number in unseen]
     return _rows(table, form, labels, classes, warnings)
 
 
@@ -505,7 +505,7 @@ def _is_finite(word: str) -> bool:
 def _no_number(table: TaskTable, is_finite: Sequence[bool]) -> UserError:
     example = table.columns[-1][is_finite.index(False)]
     several = is_finite.count(False) > 1
-    what = "labels that are not finite numbers, the first" if several else "the label"
+    what = "labels that are not finite numbers, such as" if several else "the label"
     which = "" if several else ", which is not a finite number"
     remedy = (
         "Give every row a number, leave these out with SKIP_BAD=1, or declare 2 classes or more"
@@ -641,13 +641,13 @@ def _classes(table: TaskTable, declared: int | None) -> tuple[str, ...]:
         extra = names[declared]
         reason = (
             f"line {found.get(extra, table.lines[0])}: "
-            f"class {extra!r} is one more than the {declared} declared"
+            f"class {extra!r} is not one of the {declared} declared classes"
         )
         raise UserError(
             "data.labels", path, reason, f"Set NUM_LABELS={len(names)}, or 1 for numbers"
         )
     if declared and len(names) < declared:
-        reason = f"has {len(names)} classes ({', '.join(names[:5])}), {declared} are declared"
+        reason = f"has {len(names)} classes ({', '.join(names[:5])}), but {declared} are declared"
         raise UserError(
             "data.labels", path, reason, f"Set NUM_LABELS={len(names)}, or add rows of the others"
         )
@@ -655,7 +655,7 @@ def _classes(table: TaskTable, declared: int | None) -> tuple[str, ...]:
         raise UserError(
             "data.labels",
             path,
-            f"every row is of class {names[0]!r}",
+            f"every row has the class {names[0]!r}",
             "Give rows of at least two classes",
         )
     return tuple(names)
@@ -695,7 +695,7 @@ def form_of_task(name: str) -> TaskForm:
             "config.choice",
             f"TASK={name}",
             "no such task",
-            "Give another",
+            "Use a valid one",
             glue_tasks.TASKS,
         )
     task = glue_tasks.TASKS[name]

@@ -235,7 +235,7 @@ class ExampleReader:
         if at < len(content):
             self._refuse_rest(content[at:], at)
         if not any_good:
-            problem = "holds no good record" if self.bad else "holds no records"
+            problem = "contains no good record" if self.bad else "contains no records"
             raise UserError("data.empty", self.path, problem, self.remedy)
 
     def _read(self, content: np.ndarray, borders: np.ndarray) -> RecordPart:
@@ -290,7 +290,7 @@ class ExampleReader:
                 "data.encoding", self.path, f"is compressed ({packer})", "Unpack it first"
             )
         if is_text(head):
-            remedy = "Make instances of it: `mlbert prepare instances`"
+            remedy = "Make instances from it: `mlbert prepare instances`"
             return UserError("data.format", self.path, "is text, not TFRecords", remedy)
         reason = "is not a TFRecord file, or is damaged in record 0 (byte 0)"
         return UserError("data.damaged", self.path, reason, RESTORE)
@@ -334,5 +334,5 @@ def _check_fits(path: Path, rows: Ragged, widths: Widths) -> None:
     ):
         if len(counts) and counts.max() > most:
             where = int(counts.argmax())
-            reason = f"sequence {where} has {counts[where]} {name}, at most {most} fit"
+            reason = f"sequence {where} has {counts[where]} {name}, but at most {most} fit"
             raise UserError("data.too-long", path, reason, "Use larger limits")

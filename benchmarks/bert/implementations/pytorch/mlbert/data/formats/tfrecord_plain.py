@@ -215,7 +215,7 @@ def _check_lists(lists: dict[str, tuple[int, list]], widths: Widths | None) -> W
     own = Widths(len(lists["input_ids"][1]), len(lists["masked_lm_ids"][1]))
     for name in NAMES:
         if len(lists[name][1]) != (expected := (widths or own).of(name)):
-            raise BadExample(f"has {len(lists[name][1])} values in {name}, {expected} expected")
+            raise BadExample(f"has {len(lists[name][1])} values in {name}, not {expected}")
     if own.max_seq_length > MAX_ID:
         raise BadExample(
             f"has {own.max_seq_length} values in input_ids, at most {MAX_ID} are possible"
@@ -339,7 +339,10 @@ class RecordList(SetDescription):
         for name, found in (("num_sequences", records), ("num_tokens", tokens)):
             if found not in (None, expected := getattr(self.by_name[path.name], name)):
                 what = "records" if name == "num_sequences" else "tokens"
-                return f"has {found} {what}, {LIST} says {expected}: some are missing or duplicated"
+                return (
+                    f"has {found} {what}, but {LIST} says {expected}: "
+                    "some are missing or duplicated"
+                )
         return None
 
     def check_sizes(self, paths: Sequence[Path]) -> None:

@@ -177,7 +177,9 @@ def build_index(paths: Sequence[Path]) -> RecordIndex:
     for path, part in zip(paths, parts, strict=True):
         if (part.widths != parts[0].widths).any():
             reason = f"its records have {part.widths[0]} tokens and {part.widths[1]} predictions"
-            reason += f", those of {paths[0].name} {parts[0].widths[0]} and {parts[0].widths[1]}"
+            reason += (
+                f", but those of {paths[0].name} have {parts[0].widths[0]} and {parts[0].widths[1]}"
+            )
             raise UserError("data.mixed", path, reason, "Keep one set in a folder")
     joined = {
         name: np.concatenate([getattr(part, name) for part in parts])

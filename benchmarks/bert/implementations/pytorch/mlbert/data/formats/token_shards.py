@@ -131,7 +131,9 @@ def _check_vocabulary(reader: MdsReader, name: str, tokenizer: Tokenizer) -> Non
     recorded = reader.vocabulary_sha256
     own = vocabulary_sha256(tokenizer)
     if recorded not in (None, own) and column_of(reader) != TEXT:
-        reason = f"has tokens of another vocabulary than {tokenizer.name} (sha256 {own[:12]}...)"
+        reason = (
+            f"has tokens from a different vocabulary than {tokenizer.name} (sha256 {own[:12]}...)"
+        )
         remedy = (
             "Give the tokenizer that the set was written with, whose vocabulary has the sha256 "
             f"{recorded[:12]}..., or write the set again with this one"
@@ -517,7 +519,7 @@ class TokenShards:
         if len(outside):
             text = texts[int(np.searchsorted(offsets, outside[0], side="right")) - 1]
             reason = (
-                f"has token {ids[outside[0]]}, the vocabulary "
+                f"has token {ids[outside[0]]}, but the vocabulary "
                 f"of {self._tokenizer.name} has {size} entries"
             )
             raise self._wrong(text, reason, "Give the tokenizer that the set was written with")

@@ -355,7 +355,7 @@ def load_tokenizer(name: str | Path, lower_case: bool | None = None) -> Tokenize
             "file.missing",
             path,
             reason,
-            f"{_REMEDY}, or the name of a model, as {UNCASED_NAMES[0]}",
+            f"{_REMEDY}, or the name of a model, such as {UNCASED_NAMES[0]}",
         )
     elif not path.exists():
         path = _fetched(str(name))
@@ -403,7 +403,7 @@ def lower_cases(vocabulary: Path) -> bool:
     """
     rules = read_tokenizer_files(vocabulary).rules
     if rules is None:
-        reason = "is not of BERT's plain WordPiece, with which these samples are made"
+        reason = "is not BERT's plain WordPiece, which these samples require"
         remedy = "Give a vocabulary of a tokenizer with BERT's usual rules"
         raise UserError("vocabulary.unsupported", vocabulary, reason, remedy)
     if rules != TextRules.plain(rules.lower_case):
@@ -412,7 +412,7 @@ def lower_cases(vocabulary: Path) -> bool:
         raise UserError(
             "vocabulary.unsupported",
             vocabulary.with_name(TOKENIZER_CONFIG),
-            f"has {name} {str(value).lower()}, with which these samples cannot be made",
+            f"has {name} {str(value).lower()}, which these samples do not allow",
             "Give a vocabulary of a tokenizer with BERT's usual rules",
         )
     return rules.lower_case
@@ -430,7 +430,7 @@ def check_model_vocabulary(
 def check_model_rows(entries: int, vocab_size: int, subject: str | Path, remedy: str) -> None:
     """See `check_model_vocabulary`; ``entries``: 1 more than the tokenizer's highest id."""
     if not 0 <= vocab_size - entries < MOST_SPARE_ROWS:
-        reason = f"has {entries} entries, the model has vocab_size {vocab_size}"
+        reason = f"has {entries} entries, but the model has vocab_size {vocab_size}"
         raise UserError("vocabulary.mismatch", subject, reason, remedy)
 
 

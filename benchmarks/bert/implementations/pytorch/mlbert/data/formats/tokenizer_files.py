@@ -281,7 +281,7 @@ def _read_plain(files: _Files) -> TokenizerFiles:
 
 
 def _other_entries(file: Path) -> UserError:
-    reason = f"has other entries than {TOKENIZER_JSON}"
+    reason = f"has different entries from {TOKENIZER_JSON}"
     remedy = "Keep only the one that the weights belong to"
     return UserError("vocabulary.mismatch", file, reason, remedy)
 
@@ -368,7 +368,7 @@ def _bert_content(
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     prefix = model.get("continuing_subword_prefix", "##") if isinstance(model, dict) else "##"
     if not isinstance(vocabulary, dict) or prefix != "##":
-        reason = "is not of the WordPiece that its tokenizer_class means"
+        reason = "is not the WordPiece tokenizer that its tokenizer_class implies"
         raise UserError("vocabulary.mismatch", json_file, reason, _GENERIC)
     if file != json_file and read_entries(file) != vocabulary:
         raise _other_entries(file)
@@ -448,10 +448,10 @@ def _read_fast(file: Path, content: Mapping[str, Any]) -> _Fast:
     """
     model = content.get("model")
     if not isinstance(model, dict):
-        reason = "holds no tokenizer (no 'model')"
+        reason = "contains no tokenizer (no 'model')"
         raise UserError("vocabulary.format", file, reason, _RESTORE_JSON)
     if (kind := model.get("type", "WordPiece")) != "WordPiece":
-        reason = f"is of a {shown(kind)} tokenizer"
+        reason = f"belongs to a {shown(kind)} tokenizer"
         raise _NotPlain("vocabulary.unsupported", file, reason, _OTHER)
     try:
         vocabulary = numbered(_entries(model.get("vocab"), file), file)
@@ -489,7 +489,7 @@ def _read_fast(file: Path, content: Mapping[str, Any]) -> _Fast:
 def _entries(vocab: object, file: Path) -> list[str]:
     """Return the entries of a tokenizer.json in the order of their ids."""
     if not isinstance(vocab, dict) or not all(type(number) is int for number in vocab.values()):
-        reason = "holds no WordPiece vocabulary (no 'model.vocab' with a number for each entry)"
+        reason = "contains no WordPiece vocabulary (no 'model.vocab' with a number for each entry)"
         raise UserError("vocabulary.format", file, reason, _RESTORE_JSON)
     entry_of = {number: entry for entry, number in vocab.items()}
     for number in range(len(vocab)):
@@ -741,5 +741,7 @@ def _check_added(file: Path, token: object, number: object, vocabulary: Mapping[
         remedy = "Choose a model without added tokens, or remove them if the text has none"
         raise _NotPlain("vocabulary.unsupported", file, reason, remedy)
     if number is not None and number != vocabulary[str(token)]:
-        reason = f"gives {token} the id {shown(number)}, the vocabulary {vocabulary[str(token)]}"
+        reason = (
+            f"gives {token} the id {shown(number)}, but the vocabulary has {vocabulary[str(token)]}"
+        )
         raise UserError("vocabulary.mismatch", file, reason, _RESTORE)

@@ -38,7 +38,7 @@ def another_vocabulary(rows: Ragged, vocabulary: Mapping[str, int]) -> str | Non
         if (rows.tokens[places] == vocabulary[name]).mean() < 0.5:
             where = "begin" if name == "[CLS]" else "end"
             return (
-                f"was made with another vocabulary: its sequences do not {where} "
+                f"was made with a different vocabulary: its sequences do not {where} "
                 f"with this one's {name}"
             )
     size = max(
@@ -57,7 +57,7 @@ def another_vocabulary(rows: Ragged, vocabulary: Mapping[str, int]) -> str | Non
     if len(after) < _LEAST or (share := continues[tokens[after]].mean()) < _MISPLACED:
         return None
     return (
-        f"was made with another vocabulary: {share:.0%} "
+        f"was made with a different vocabulary: {share:.0%} "
         "of the tokens after punctuation would continue a word"
     )
 

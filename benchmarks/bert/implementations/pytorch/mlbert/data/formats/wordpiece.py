@@ -191,7 +191,7 @@ def check_entries(vocabulary: Mapping[str, int], path: Path) -> None:
         if token not in vocabulary:
             raise UserError("vocabulary.format", path, f"has no entry {token}", _REMEDY)
     if len(vocabulary) > MAX_VOCAB_SIZE:
-        reason = f"has {len(vocabulary)} entries, at most {MAX_VOCAB_SIZE} fit 16 bits"
+        reason = f"has {len(vocabulary)} entries, but at most {MAX_VOCAB_SIZE} fit into 16 bits"
         raise UserError("vocabulary.format", path, reason, _REMEDY)
 
 

@@ -32,7 +32,7 @@ class DataConfig(Section):
     )
     average_packing_rate: float = setting(
         "PACKING_FACTOR",
-        "Nominal value; global_batch_size is BATCHSIZE * ranks * PACKING_FACTOR.",
+        "Nominal average; global_batch_size is BATCHSIZE * ranks * PACKING_FACTOR.",
         **Ranges.IN_PACK | {"unit": "sequences per pack"},
     )
     max_sequences_per_pack: int = fixed_setting(
@@ -107,7 +107,7 @@ class DataConfig(Section):
         try:
             counts = self.counts_of_bins
         except ValueError:
-            problem = f"{self.bin_counts!r} are not positive integers"
+            problem = f"{self.bin_counts!r} is not a list of positive integers"
             yield Contradiction("config.value", "BIN_COUNTS", problem, 'Give for example "6 3 2 5"')
             return
         if counts is None:
@@ -126,7 +126,7 @@ class DataConfig(Section):
             remedy = "Set MAX_SEQUENCES_PER_PACK=1, or unset BIN_COUNTS"
             yield Contradiction("config.conflict", "BIN_COUNTS", problem, remedy)
         if self.synthetic_data:
-            problem = "is set while SYNTH_DATA is: random tokens have no bins"
+            problem = "cannot be combined with SYNTH_DATA: random tokens have no bins"
             yield Contradiction("config.conflict", "BIN_COUNTS", problem, "Unset one of them")
 
 
@@ -218,7 +218,7 @@ class CorpusConfig(Section):
     eval_masking: Literal["bert", "mask"] = setting(
         "EVAL_MASKING",
         "What evaluation shows for a token to predict; "
-        "bert: 80 % [MASK], 10 % another, 10 % itself; mask: [MASK].",
+        "bert: 80 % [MASK], 10 % a random token, 10 % unchanged; mask: [MASK].",
         default="bert",
     )
 
@@ -298,7 +298,7 @@ class TaskConfig(Section):
     skip_bad: bool = fixed_setting("SKIP_BAD", "Leave out rows without a label.", default=False)
     standardize: bool = fixed_setting(
         "STANDARDIZE_LABELS",
-        "Train on numbers with mean 0 and deviation 1; predictions have the original unit.",
+        "Scale numbers to mean 0 and standard deviation 1; predictions have the original unit.",
         default=False,
     )
     class_weights: Literal["none", "balanced"] = fixed_setting(

@@ -317,7 +317,7 @@ class TextSource(StepSource):
         except (ValueError, TypeError, LookupError):
             reason = "the saved position is damaged"
             raise UserError(
-                "checkpoint.damaged", self._name, reason, "Resume from another checkpoint"
+                "checkpoint.damaged", self._name, reason, "Resume from a different checkpoint"
             ) from None
 
 
@@ -418,6 +418,6 @@ class TextEvalSet(EvaluationBatches):
     def _set_num_examples(self, available: int) -> None:
         if available < 1:
             raise UserError(
-                "data.empty", self._texts.name, "holds no text", "Give texts to evaluate on"
+                "data.empty", self._texts.name, "contains no text", "Give texts to evaluate on"
             )
         self._num_examples = min(available, self._num_examples or available)

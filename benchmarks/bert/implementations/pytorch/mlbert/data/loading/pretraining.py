@@ -114,7 +114,7 @@ class EvalSet(EvaluationBatches):
 
     def _check_size(self, wanted: int, available: int) -> None:
         if not 1 <= wanted <= available:
-            reason = f"it holds {available} examples, {wanted} are asked for"
+            reason = f"it contains {available} examples, but {wanted} are requested"
             raise UserError(
                 "config.range",
                 self.info.folder,

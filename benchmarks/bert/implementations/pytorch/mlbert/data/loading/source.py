@@ -105,7 +105,7 @@ class StepSource:
         """
         for key, value in self.identity.items():
             if state.get(key) != value:
-                reason = f"the saved position has {key} {state.get(key)}, this run has {value}"
+                reason = f"the saved position has {key} {state.get(key)}, but this run has {value}"
                 remedy = "Resume with the settings and data that the run started with"
                 raise UserError("run.other-settings", self._name, reason, remedy)
         self.close()

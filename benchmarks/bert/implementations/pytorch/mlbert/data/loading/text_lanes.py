@@ -447,9 +447,7 @@ class PieceLanes:
             self._next_text(lanes, epoch, index, piece)
             if len(lanes) and (epoch[lanes] - position[0, lanes]).max() > _MOST_EPOCHS:
                 lane = self._mine[lanes[np.argmax(epoch[lanes] - position[0, lanes])]]
-                reason = (
-                    f"sequence {lane} of a global batch of {self._lanes} finds empty texts only"
-                )
+                reason = f"sequence {lane} of a batch of {self._lanes} would read only empty texts"
                 raise UserError(
                     "data.too-small", "texts", reason, "Lower BATCHSIZE or give more text"
                 )

@@ -136,7 +136,7 @@ def wiki_files(folder: Path) -> list[Path]:
         return files
     if packed := next((path for path in found if path.suffix in (".bz2", ".gz")), None):
         raise UserError("data.encoding", packed, "is compressed", "Unpack the files first")
-    raise UserError("data.missing", folder, "holds no file wiki_00, wiki_01, ...", remedy)
+    raise UserError("data.missing", folder, "contains no files such as wiki_00", remedy)
 
 
 def missing_files(names: Sequence[str]) -> list[str]:
@@ -267,7 +267,7 @@ def _withheld(catalog: Catalogue, options: CleanOptions, progress: Progress) -> 
     found = len({catalog.md5[i].tobytes() for i in chosen})
     if not found:
         remedy = "Its sentences were split differently; omit --eval-md5"
-        reason = f"none of its {len(hashes):,} articles is in this text"
+        reason = f"this text contains none of its articles ({len(hashes):,})"
         raise UserError("data.other-text", options.eval_md5, reason, remedy)
     if found < options.eval_min_found * len(hashes):
         reason = f"only {found:,} of its {len(hashes):,} articles are in this text word for word"

@@ -62,7 +62,7 @@ _HTML_HEAD = 1024  # bytes with the declaration of the encoding
 _KINDS = (
     f"{', '.join((*PLAIN_SUFFIXES, *HTML_SUFFIXES, '.parquet'))}, "
     ".jsonl or .json with an object on each line, "
-    f"all also compressed as {' or '.join(PACKED)}"
+    f"each plain or compressed ({', '.join(PACKED)})"
 )
 _REMEDY = f"Give text: {_KINDS}, or a folder of such files; or .csv or .tsv with --text COLUMN"
 IN_FOLDER = "Remove it from the folder"  # remedy for what is not a plain file
@@ -129,12 +129,12 @@ def find_sources(
             if not path.is_dir() and not path.is_file():
                 raise UserError("file.wrong-kind", path, "is neither a file nor a folder", _REMEDY)
         if not places and _holds_shards(path):
-            reason = "holds shards of MosaicML Streaming (MDS), not files of text"
+            reason = "contains shards of MosaicML Streaming (MDS), not files of text"
             remedy = "Give them to mlbert pretrain with --preset and --tokens, or with a YAML file"
             raise UserError("data.format", path, reason, remedy)
         if not places:
             found_instead = f", only {format_counts(others)}" if others else ""
-            raise UserError("data.empty", path, f"holds no text{found_instead}", _REMEDY)
+            raise UserError("data.empty", path, f"contains no text{found_instead}", _REMEDY)
         for place in places:
             found.setdefault(place.resolve(), _source(place, column or TEXT))
     if not sum(source.num_bytes for source in found.values()):
@@ -444,7 +444,7 @@ def _parquet_texts(path: Path, column: str) -> Iterator[str]:
     import_package("pyarrow", path, "bert")
     from pyarrow import ArrowException, parquet, types
 
-    remedy = f"Give Parquet with a column {column} of text"
+    remedy = f"Give a Parquet file with text in a column named {column}"
     with opened(path) as file:
         try:
             rows = parquet.ParquetFile(file)
@@ -454,7 +454,7 @@ def _parquet_texts(path: Path, column: str) -> Iterator[str]:
                 raise UserError(
                     "data.columns",
                     path,
-                    f"has columns {', '.join(names)}, and no text in {column}",
+                    f"has the columns {', '.join(names)}, but no text in a column {column}",
                     remedy,
                 )
             for batch in rows.iter_batches(_ROWS, columns=[column]):

@@ -116,7 +116,9 @@ def shard_name(index: int, num_files: int) -> str:
 def check_layout(layout: str, known: Sequence[str]) -> None:
     """Raise UserError if ``layout`` is not one of ``known``."""
     if layout not in known:
-        raise UserError("config.choice", "--layout", f"{layout} is not known", "Use another", known)
+        raise UserError(
+            "config.choice", "--layout", f"{layout} is not known", "Use a valid one", known
+        )
 
 
 def fixed_columns(rows: Ragged, widths: Widths) -> dict[str, np.ndarray]:
@@ -176,7 +178,7 @@ def export_nvidia(
         raise UserError(
             "data.format",
             folder,
-            "holds single sequences",
+            "contains single sequences",
             "Pack it first with `mlbert prepare pack`",
         )
     num_rows = store.num_packs if layout == "packed" else len(store)
@@ -202,7 +204,7 @@ def export_nvidia(
     make_folder(out)
     for path in sorted(path for path in out.glob("part_*") if path not in wanted):
         if not path.name.endswith(".tmp"):
-            reason = "is of a different export"
+            reason = "belongs to a different export"
             raise UserError(
                 "prepare.other-options", path, reason, "Choose another --out, or remove it"
             )

@@ -108,6 +108,6 @@ def keep_apart(out: Path, inputs: Iterable[Path]) -> None:
             raise UserError(
                 "file.in-input",
                 out,
-                f"holds the files that {given} links to",
+                f"contains the files that {given} links to",
                 "Choose another --out",
             )

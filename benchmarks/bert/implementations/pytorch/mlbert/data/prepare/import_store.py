@@ -189,7 +189,7 @@ class NvidiaImportJob:
             )
             if bool(store.num_packs) != self.packed and len(store):
                 reason = (
-                    f"{'does not hold' if self.packed else 'holds'} packs, "
+                    f"{'does not contain' if self.packed else 'contains'} packs, "
                     "unlike the files before it"
                 )
                 raise UserError("data.mixed", part.path, reason, "Use one kind per folder")
@@ -290,7 +290,7 @@ def _finish(job: NvidiaImportJob, results: list[PartResult], options: dict[str, 
         content = str(result.entry.values["content_sha256"])
         name = result.source["file"]
         if result.entry.values["num_sequences"] and seen.setdefault(content, name) != name:
-            reason = f"holds the same sequences as {seen[content]}"
+            reason = f"contains the same sequences as {seen[content]}"
             raise UserError(
                 "prepare.other-options", job.source / name, reason, "Remove one of them"
             )
@@ -298,7 +298,9 @@ def _finish(job: NvidiaImportJob, results: list[PartResult], options: dict[str, 
     skipped = [line for result in results for line in result.skipped]
     infos = [result.info for result in results if result.info]
     if not seen:
-        reason = f"holds no good sequence; first: {skipped[0]}" if skipped else "holds no sequence"
+        reason = (
+            f"contains no good sequence; first: {skipped[0]}" if skipped else "contains no sequence"
+        )
         raise UserError("data.empty", job.source, reason, "Check the data and the vocabulary")
     return ShardWriter(job.out, len(job.parts), "").finish(
         vocabulary={"sha256": options["vocabulary"], "size": len(vocabulary)},

@@ -30,7 +30,7 @@ Document = list[list[int]]
 
 
 MOST_PASSES = 1000  # over a text
-REMEDY = "Give UTF-8 text, one sentence a line and a blank line between documents"
+REMEDY = "Give UTF-8 text, one sentence per line and a blank line between documents"
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,13 @@ def parse_documents(lines: Iterable[str], tokenizer: WordPieceTokenizer) -> list
 
 def without_text(path: Path) -> UserError:
     """Return the error for a text part without a sentence."""
-    return UserError("data.empty", path, "holds no text", REMEDY)
+    return UserError("data.empty", path, "contains no text", REMEDY)
 
 
 def read_documents(path: Path, tokenizer: WordPieceTokenizer) -> list[Document]:
     """Return the documents of one text part.
 
-    Raises UserError: the file cannot be read, is not UTF-8 (names the line), or holds no text.
+    Raises UserError: the file cannot be read, is not UTF-8 (names the line), or contains no text.
     """
     with reading(path, REMEDY), open_plain(path) as file:
         documents = parse_documents(decoded_lines(path, file), tokenizer)

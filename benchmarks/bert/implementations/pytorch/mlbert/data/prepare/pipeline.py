@@ -188,7 +188,7 @@ def _check_sets(out: Path, summary: dict[str, Any]) -> list[FileSum]:
     """
     if lower_cases(out / VOCAB_FILE) != summary["options"]["lower_case"]:
         raise UserError(
-            "data.damaged", out / TOKENIZER_CONFIG, "has another do_lower_case than the sets"
+            "data.damaged", out / TOKENIZER_CONFIG, "has a different do_lower_case than the sets"
         )
     if read_json(out / BASELINES, "") != summary["baselines"]:
         raise UserError("data.damaged", out / BASELINES, f"differs from {FINISHED}")

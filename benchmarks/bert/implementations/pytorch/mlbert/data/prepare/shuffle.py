@@ -266,9 +266,9 @@ def check_shards(num_shards: int, num_sequences: int, where: str = "") -> None:
 def say_what_is_undone(info: StoreInfo, progress: Progress) -> None:
     """Report that the output does not keep the input's packs or bins."""
     if info.max_pack_tokens is not None:
-        progress(f"{info.folder} holds packs: they are unpacked into single sequences")
+        progress(f"{info.folder} contains packs: they are unpacked into single sequences")
     elif info.kind == "bins":
-        progress(f"{info.folder} holds bins: their sequences are merged again")
+        progress(f"{info.folder} contains bins: their sequences are merged again")
 
 
 def run_shuffle(

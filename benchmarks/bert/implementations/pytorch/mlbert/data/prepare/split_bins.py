@@ -74,7 +74,7 @@ def check_edges(edges: Sequence[int]) -> tuple[int, ...]:
         reason = f"goes beyond {MAX_TOKENS} tokens"
         raise UserError("config.range", "--edges", reason, "Use for example 128,256,384,512")
     if not edges or edges[0] < 1 or any(low >= high for low, high in itertools.pairwise(edges)):
-        reason = f"{','.join(map(str, edges))} does not ascend"
+        reason = f"{','.join(map(str, edges)) or 'an empty list'} is not ascending"
         raise UserError("config.value", "--edges", reason, "Use for example 128,256,384,512")
     return tuple(edges)
 
@@ -209,7 +209,7 @@ def make_hdf5_bins(
     }
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         if not all(map(NvidiaExportJob(source, out, layout).is_written, shards)):
-            reason = "is not empty and does not hold these bins"
+            reason = "is not empty and does not contain these bins"
             raise UserError("file.in-the-way", out, reason, "Choose another output folder")
         executor.progress(f"{out} is finished with these options: nothing to do")
         return sizes

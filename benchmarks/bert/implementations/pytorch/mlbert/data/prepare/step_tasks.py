@@ -195,7 +195,7 @@ class StepTasks:
         missing = [f"{number}/{count}" for number in range(count) if number not in marks]
         if missing:
             listed = ", ".join(missing[:_LISTED]) + (", ..." if len(missing) > _LISTED else "")
-            reason = f"{len(missing)} of {count} tasks of {name} are missing: {listed}"
+            reason = f"{len(missing)} of {count} tasks of the pass {name} are missing: {listed}"
             remedy = "Make each with --task in place of --merge, or all with --task 0/1"
             raise UserError("data.incomplete", self.out, reason, remedy)
 
@@ -258,7 +258,7 @@ def _difference(out: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) 
     name = next(name for name in sorted({*found, *wanted}) if found.get(name) != wanted.get(name))
     remedy = f"Repeat the options of the other tasks, or remove {out / WORK_FOLDER} and begin again"
     if name != INPUTS or name not in found:
-        reason = f"was begun with {name} {found.get(name)}, not {wanted.get(name)}"
+        reason = f"was started with {name} {found.get(name)}, not {wanted.get(name)}"
         return UserError("prepare.other-options", out, reason, remedy)
     old, new = ({one[0]: one for one in plan[name]} for plan in (found, wanted))
     path = next(path for path in sorted({*old, *new}) if old.get(path) != new.get(path))

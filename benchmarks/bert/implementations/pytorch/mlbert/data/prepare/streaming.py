@@ -174,7 +174,7 @@ def text_files(path: Path) -> list[Path]:
     """
     kinds = (*TEXT_SUFFIXES, *ROW_SUFFIXES)
     remedy = (
-        f"Give a file or folder of {', '.join(kinds)}, also compressed as {' or '.join(PACKED)}"
+        f"Give a file or folder of {', '.join(kinds)}, plain or compressed ({', '.join(PACKED)})"
     )
     if not path.exists():
         raise UserError("file.missing", path, "there is no such file or folder", remedy)
@@ -187,8 +187,8 @@ def text_files(path: Path) -> list[Path]:
         plain_size(file, IN_FOLDER if path.is_dir() else remedy)
     if not files:
         if path.is_dir():
-            raise UserError("data.empty", path, "holds no text", remedy)
-        raise UserError("data.format", path, "is of an unknown kind", remedy)
+            raise UserError("data.empty", path, "contains no text", remedy)
+        raise UserError("data.format", path, "has an unknown file type", remedy)
     return sorted(files, key=lambda file: file.relative_to(path).as_posix())
 
 

@@ -35,7 +35,7 @@ def text_files(folder: Path) -> list[Path]:
     for path in files:
         plain_size(path, IN_FOLDER)
     if not files:
-        raise UserError("data.missing", folder, "holds no *.txt file", remedy)
+        raise UserError("data.missing", folder, "contains no *.txt file", remedy)
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
 
 

@@ -54,7 +54,7 @@ def _parts_of_folder(folder: Path, skip_bad: bool) -> list[Path]:
             if _IN_FOLDER.fullmatch(path.name) and not path.is_dir()
         )
     if not found:
-        reason = "holds no text part (part-* or *.txt)"
+        reason = "contains no text part (part-* or *.txt)"
         raise UserError(
             "data.missing", folder, reason, "Give the folder of the text, or files by name"
         )

@@ -354,7 +354,10 @@ def _common_widths(files: Sequence[Path], vocab_size: int, skip_bad: bool) -> Wi
                 f"its records have {widths.max_seq_length} tokens "
                 f"and {widths.max_predictions} predictions, "
             )
-            reason += f"those of {files[0].name} {first.max_seq_length} and {first.max_predictions}"
+            reason += (
+                f"but those of {files[0].name} have "
+                f"{first.max_seq_length} and {first.max_predictions}"
+            )
             raise UserError("data.mixed", file, reason, "Prepare them as separate sets")
     return first
 

@@ -245,10 +245,10 @@ def _check_place(out: Path) -> None:
     known = {WORK_FOLDER, TRAIN, VAL}
     if out.is_dir() and not (out / WORK_FOLDER).is_dir() and any(out.iterdir()):
         remedy = "Choose another --out, or remove it"
-        raise UserError("file.in-the-way", out, "holds something else", remedy)
+        raise UserError("file.in-the-way", out, "contains something else", remedy)
     if out.is_dir() and {path.name for path in out.iterdir() if path.is_dir()} - known:
         remedy = "Choose another --out"
-        raise UserError("file.in-the-way", out, "holds other folders", remedy)
+        raise UserError("file.in-the-way", out, "contains other folders", remedy)
 
 
 def _read_groups(

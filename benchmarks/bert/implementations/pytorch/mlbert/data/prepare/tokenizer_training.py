@@ -91,7 +91,11 @@ def check_kind(kind: str) -> None:
     """Raise UserError if there is no such kind of tokenizer."""
     if kind not in KINDS:
         raise UserError(
-            "config.choice", f"--kind {kind}", "is not a known kind", "Give another", choices=KINDS
+            "config.choice",
+            f"--kind {kind}",
+            "is not a known kind",
+            "Give a known one",
+            choices=KINDS,
         )
 
 

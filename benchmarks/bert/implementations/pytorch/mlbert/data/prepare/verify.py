@@ -452,5 +452,5 @@ def _same_content(files: list[FileReport]) -> list[str]:
         if report.sequences and report.content:
             other = first.setdefault(report.content, report.path)
             if other != report.path:
-                problems.append(f"{report.path}: holds the same samples as {other}")
+                problems.append(f"{report.path}: contains the same samples as {other}")
     return problems

@@ -164,7 +164,7 @@ def drawn_articles(articles_per_file: Sequence[int], wanted: int) -> np.ndarray:
         quota = int((index + 1) * wanted * 1.0 / num_files) - int(index * wanted * 1.0 / num_files)
         if quota > available:
             reason = (
-                f"{wanted} articles of {num_files} files need {quota} of file {index + 1}, "
+                f"{wanted} articles from {num_files} files require {quota} from file {index + 1}, "
                 f"which has {available}"
             )
             raise UserError(
@@ -196,5 +196,5 @@ def read_hashes(path: Path) -> set[bytes]:
                 raise UserError("data.row", path, f"line {number} is not an MD5 sum", remedy)
             hashes.add(bytes.fromhex(line))
     if not hashes:
-        raise UserError("data.row", path, "holds no MD5 sum", remedy)
+        raise UserError("data.row", path, "contains no MD5 sum", remedy)
     return hashes

@@ -227,13 +227,15 @@ def own_state(
             if own[0].startswith(ENCODER) and not name.endswith(
                 ("_extra_state", "_ids", ".inv_freq")
             ):  # the latter two are buffers
-                problem = f"{name} has no place in a BERT of this shape"
+                problem = f"{name} does not belong to a BERT of this shape"
                 raise UserError("checkpoint.shape", source, problem, OTHER_CONFIG)
             report.dropped[name] = "no such parameter"
             continue
         tensor = tensors[name]
         if own[0].startswith("classifier.") and tensor.shape[:1] != known[own[0]][:1]:
-            report.dropped[name] = f"of {tensor.shape[0]} labels, the model has {known[own[0]][0]}"
+            report.dropped[name] = (
+                f"of {tensor.shape[0]} labels, but the model has {known[own[0]][0]}"
+            )
             continue
         if len(own) > 1:
             _check_shape(name, tensor, [len(own) * known[own[0]][0], *known[own[0]][1:]], source)
@@ -279,7 +281,7 @@ def _refuse_other_feed_forward(own: set[str], shape: BertConfig, source: str) ->
     inner = {name.rsplit(".", 1)[1] for name in own if ".intermediate.dense." in name}
     kinds = {True: "a MosaicBERT (gated feed-forward layers)", False: "a plain BERT"}
     if inner and (is_gated := "bias" not in inner) != shape.gated_mlp:
-        reason = f"is {kinds[is_gated]}, the model is {kinds[shape.gated_mlp]}"
+        reason = f"is {kinds[is_gated]}, but the model is {kinds[shape.gated_mlp]}"
         raise UserError("checkpoint.shape", source, reason, OTHER_CONFIG)
 
 
@@ -314,19 +316,19 @@ def _fitted(
     tensor = float32(tensor)
     if tensor is None:
         raise UserError(
-            "checkpoint.damaged", source, f"{name} holds no floating-point numbers", ANOTHER
+            "checkpoint.damaged", source, f"{name} contains no floating-point numbers", ANOTHER
         )
     if not bool((abs(tensor) < math.inf).all()):
         remedy = "Take a checkpoint from before that"
         raise UserError(
-            "checkpoint.damaged", source, f"{name} holds numbers that are not finite", remedy
+            "checkpoint.damaged", source, f"{name} contains numbers that are not finite", remedy
         )
     return tensor[: shape.vocab_size] if vocabulary else tensor
 
 
 def _check_shape(name: str, tensor: Any, wanted: list[int], source: str) -> None:
     if list(tensor.shape) != wanted:
-        reason = f"{name} has shape {list(tensor.shape)}, the model wants {wanted}"
+        reason = f"{name} has shape {list(tensor.shape)}, but the model expects {wanted}"
         raise UserError("checkpoint.shape", source, reason, OTHER_CONFIG)
 
 
@@ -343,5 +345,5 @@ def check_unseen(
         ours = getattr(shape, name)
         if theirs != ours:
             remedy = f"Set MODEL_OPTIONS={name}={theirs}, or BERT_CONFIG to the checkpoint's"
-            reason = f"is of a model with {name} {theirs}, BERT_CONFIG says {ours}"
+            reason = f"comes from a model with {name} {theirs}, but BERT_CONFIG says {ours}"
             raise UserError("checkpoint.shape", source, reason, remedy)

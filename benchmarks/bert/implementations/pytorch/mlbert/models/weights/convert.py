@@ -406,7 +406,9 @@ def _write(checkpoint: ReadCheckpoint, target: Path) -> Report:
         None if shape.tie_word_embeddings else "its BERT has no separate decoder weights"
     )
     if why_not:
-        raise UserError("model.unsupported", "NVIDIA", why_not, "Keep the weights in our own form")
+        raise UserError(
+            "model.unsupported", "NVIDIA", why_not, "Keep the weights in mlbert's own format"
+        )
     state = weight_files.padded(checkpoint.state, shape)
     content = {name: state[name] for name in parameter_names(shape.num_hidden_layers)}
     content["cls.predictions.decoder.weight"] = content[WORD_EMBEDDINGS]

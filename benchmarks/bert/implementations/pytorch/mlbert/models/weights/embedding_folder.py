@@ -98,7 +98,11 @@ def _check_pooling(source: Path) -> None:
     pooling = read_json(source / POOLING / MODEL_CONFIG, _REMEDY) if "Pooling" in kinds else {}
     is_other_mode = any(pooling.get(f"pooling_mode_{name}") for name in _POOLING_MODES)
     if others or is_other_mode or pooling.get("pooling_mode", "mean") != "mean":
-        what = f"has {', '.join(others)}" if others else "does not pool with the mean of all tokens"
+        what = (
+            f"has {', '.join(others)}"
+            if others
+            else "has a pooling other than the mean of all tokens"
+        )
         reason = f"{what}, which is not supported"
         raise UserError("model.unsupported", file, reason, "Use the folder as it is")
 

@@ -39,16 +39,16 @@ def other_family(values: Mapping[str, object], path: str) -> UserError:
     model_type = values.get("model_type")
     if isinstance(model_type, str) and model_type.lower() in INSTEAD:
         family, instead = INSTEAD[model_type.lower()]
-        reason = f"is of a {family}, which is not supported"
+        reason = f"describes a {family}, which is not supported"
         remedy = f"Use {instead}; or train this one with transformers"
         return UserError("model.unsupported", path, reason, remedy)
     architectures = values.get("architectures")
     names = [str(name) for name in architectures] if isinstance(architectures, list) else []
     if any(name.endswith(_OF_DECODERS) for name in names):
-        reason = f"is of a decoder ({names[0]}), which predicts the next word"
+        reason = f"describes a decoder ({names[0]}), which predicts the next word"
         return UserError("model.unsupported", path, reason, f"Use an encoder: {_ENCODERS}")
     if any(name.endswith(_OF_TRANSLATORS) for name in names):
-        reason = f"is of an encoder with a decoder ({names[0]})"
+        reason = f"describes an encoder with a decoder ({names[0]})"
         return UserError("model.unsupported", path, reason, f"Use an encoder alone: {_ENCODERS}")
     reason = f"model_type is {shown(model_type)}, which is not supported"
     remedy = f"Use an encoder of one of these families: {_ENCODERS}; or use transformers"

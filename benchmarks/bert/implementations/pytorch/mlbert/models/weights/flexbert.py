@@ -235,5 +235,5 @@ def _require(path: str, name: str, value: object, wanted: object) -> None:
 
 
 def _unsupported(path: str, name: str, value: object, wanted: object) -> UserError:
-    reason = f"has {name} {shown(value)} in its model_config, only {shown(wanted)} is supported"
+    reason = f"has {name} {shown(value)} in its model_config; only {shown(wanted)} is supported"
     return UserError("model.unsupported", path, reason, _REMEDY)

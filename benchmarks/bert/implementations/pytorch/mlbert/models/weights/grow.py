@@ -51,16 +51,18 @@ def check_growth(small: BertConfig, large: BertConfig, subject: str) -> None:
         theirs = getattr(small, name)
         ours = getattr(large, name)
         if name in SIZES and ours < theirs:
-            reason = f"has {name} {ours}, the smaller model {theirs}"
+            reason = f"has {name} {ours}, but the smaller model has {theirs}"
             raise UserError("model.shape", subject, reason, remedy)
         is_free = name in _FREE or name in SIZES
         if name == "max_position_embeddings" and large.position_embedding_type == "absolute":
             is_free = False
         if not is_free and ours != theirs:
-            reason = f"has {name} {ours}, the smaller model {theirs}"
+            reason = f"has {name} {ours}, but the smaller model has {theirs}"
             raise UserError("model.shape", subject, reason, remedy)
     if small.head_size != large.head_size:
-        reason = f"has heads of {large.head_size}, the smaller model of {small.head_size}"
+        reason = (
+            f"has heads of size {large.head_size}, but the smaller model's have {small.head_size}"
+        )
         raise UserError("model.shape", subject, reason, remedy)
 
 

@@ -62,7 +62,7 @@ def huggingface_config(
     """
     if why_not := obstacle(config):
         raise UserError(
-            "model.unsupported", "Hugging Face", why_not, "Keep the weights in our own form"
+            "model.unsupported", "Hugging Face", why_not, "Keep the weights in mlbert's own format"
         )
     return {"architectures": [architecture], "model_type": "bert", **_shared_values(config)}
 
@@ -113,7 +113,9 @@ def _own_config(config: BertConfig, architecture: str) -> dict[str, object]:
     missing = [name for name, used in options.items() if used]
     if missing:
         reason = f"cannot express a {architecture} {' and '.join(missing)}"
-        remedy = "Keep the weights in our own form, or export with classifier_pooling cls or mean"
+        remedy = (
+            "Keep the weights in mlbert's own format, or export with classifier_pooling cls or mean"
+        )
         raise UserError("model.unsupported", "Hugging Face", reason, remedy)
     heads = {
         "BertForMaskedLM": "ForMaskedLM",

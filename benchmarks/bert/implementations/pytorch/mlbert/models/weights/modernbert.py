@@ -193,7 +193,7 @@ def shape_of_modernbert(values: Mapping[str, object], activation: str, path: str
     for name in ("decoder_bias", "is_causal", "causal_mask"):
         supported = name == "decoder_bias"
         if values.get(name, supported) != supported:
-            reason = f"{name} is {values[name]}, only {supported} is supported"
+            reason = f"{name} is {values[name]}; only {supported} is supported"
             raise UserError("model.unsupported", path, reason, _REMEDY)
     _check_rotations(values, path)
     values = _flat(values, path)
@@ -272,7 +272,7 @@ def _every(types: Sequence[object], number: object, path: str) -> int:
             FULL if _is_global(layer, every) else SLIDING for layer in range(len(types))
         ]:
             return every
-    reason = "layer_types is no pattern of one global layer in every n, from the first"
+    reason = "layer_types does not make every n-th layer global, starting with the first"
     raise UserError("model.unsupported", path, reason, _REMEDY)
 
 
@@ -291,7 +291,7 @@ def _check_rotations(values: Mapping[str, object], path: str) -> None:
             continue
         kind = part.get("rope_type", part.get("type", "default"))
         if kind != "default":
-            reason = f"rope_type is {shown(kind)}, only default is supported"
+            reason = f"rope_type is {shown(kind)}; only default is supported"
             raise UserError("model.unsupported", path, reason, _REMEDY)
 
 

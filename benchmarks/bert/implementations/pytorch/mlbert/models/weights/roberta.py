@@ -50,7 +50,10 @@ def with_usable_positions(values: Mapping[str, object], path: str) -> dict[str, 
     rows = values.get("max_position_embeddings")
     pad_token_id = values.get("pad_token_id", _PAD_TOKEN_ID)
     if not isinstance(rows, int) or not isinstance(pad_token_id, int):
-        reason = f"max_position_embeddings is {shown(rows)}, pad_token_id {shown(pad_token_id)}"
+        reason = (
+            f"max_position_embeddings {shown(rows)} and pad_token_id {shown(pad_token_id)} "
+            "do not fit together"
+        )
         raise UserError("model.shape", path, reason, _REMEDY)
     offset = pad_token_id + 1
     return {**values, "max_position_embeddings": rows - offset, "position_offset": offset}

@@ -107,7 +107,7 @@ def read_variables(
         for name, own in chosen.items()
     }
     if not arrays:
-        remedy = "Check that it is of the program that the command names"
+        remedy = "Check that it was written by the program that the command names"
         raise UserError("checkpoint.format", prefix, "contains no variables of a BERT", remedy)
     state, report = own_state(
         arrays, shape, prefix, numpy_float32, lambda name: (own_name(name),), spelling
@@ -169,7 +169,10 @@ def _refuse_further_layers(name: str, shape: BertConfig, prefix: str) -> None:
         layer is not None and int(layer[1]) >= shape.num_hidden_layers
     ):
         raise UserError(
-            "checkpoint.shape", prefix, f"{name} has no place in a BERT of this shape", OTHER_CONFIG
+            "checkpoint.shape",
+            prefix,
+            f"{name} does not belong to a BERT of this shape",
+            OTHER_CONFIG,
         )
 
 
@@ -182,7 +185,7 @@ def _as_ours(
     numbers = numpy_float32(array)
     if numbers is None:
         raise UserError(
-            "checkpoint.damaged", prefix, f"{name} holds no floating-point numbers", ANOTHER
+            "checkpoint.damaged", prefix, f"{name} contains no floating-point numbers", ANOTHER
         )
     heads = (shape.num_attention_heads, shape.head_size)
     if numbers.ndim == 3 and ".attention.self." in own and numbers.shape[1:] == heads:

@@ -204,7 +204,7 @@ def read_sharded(index: Path, read: Callable[[Path], Mapping[str, Tensor]]) -> d
     for file, names in shards_of(index).items():
         found = read(file)
         if absent := next((name for name in names if name not in found), None):
-            reason = f"has no tensor {absent}, which {index.name} says"
+            reason = f"does not contain the tensor {absent}, although {index.name} says so"
             raise UserError("checkpoint.incomplete", file, reason, ANOTHER)
         tensors |= {name: found[name] for name in names}
     return tensors
@@ -255,7 +255,7 @@ def read_pt(path: Path, remedy: str, allowed: Sequence[tuple[Any, str]] = ()) ->
         raise
     except Exception as error:  # a damaged file can fail in any way
         if found := re.search(r"GLOBAL (\S+)", str(error)):
-            reason = f"names {found[1]}, which is not loaded from a checkpoint"
+            reason = f"refers to {found[1]}, which is not loaded from a checkpoint"
             raise UserError("checkpoint.unsafe", path, reason, remedy) from None
         reason = (
             f" ({str(error).splitlines()[0]})"
@@ -399,7 +399,7 @@ def write_composer(state: Mapping[str, Tensor], shape: BertConfig, path: Path) -
         return
     if why_not := composer_obstacle(shape):
         raise UserError(
-            "model.unsupported", "Composer", why_not, "Keep the weights in our own form"
+            "model.unsupported", "Composer", why_not, "Keep the weights in mlbert's own format"
         )
     mosaic_bert = _is_mosaic_bert(shape)
     plain = _of_kind(shape, mosaic_bert=False) if mosaic_bert else shape
@@ -501,5 +501,5 @@ def _tensors(state: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
         if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
             raise UserError("checkpoint.format", path, f"{name} is not a plain tensor", ANOTHER)
     if not any(WORD_EMBEDDINGS in own_torch_names(name) for name in tensors):
-        raise UserError("checkpoint.incomplete", path, f"holds no {WORD_EMBEDDINGS}", ANOTHER)
+        raise UserError("checkpoint.incomplete", path, f"contains no {WORD_EMBEDDINGS}", ANOTHER)
     return tensors

@@ -218,7 +218,9 @@ def check_ranks(plan: PhasePlan, ranks: int) -> None:
     if plan.rows % ranks == 0:
         return
     fitting = max(ranks, plan.rows // ranks * ranks)
-    reason = f"is not a multiple of the {ranks} ranks, each of which takes as many rows of a step"
+    reason = (
+        f"is not a multiple of {ranks}: each of the {ranks} ranks takes an equal share of the rows"
+    )
     remedy = f"Give --batch {fitting}, or start another number of ranks"
     raise UserError("config.conflict", f"--batch {plan.rows}", reason, remedy)
 

@@ -456,7 +456,7 @@ class CorpusRun:
         """Raise UserError if the folder's run was started with other options or text."""
         now = self._identity()
         for name in (name for name, value in now.items() if before.get(name) != value):
-            what = f"another {_NAMES_OF_NOTES.get(name, name)}"
+            what = f"a different {_NAMES_OF_NOTES.get(name, name)}"
             remedy = "Choose another --out, or remove it"
             if name == "sources":
                 what = f"other text: {_changes(before[name], now[name])}"
@@ -640,7 +640,7 @@ class BaselineWarnings(Events):
         if self._warned < 1 and share >= _EARLY and accuracy <= most_frequent + 0.005:
             self._warned = 1
             what = f"always guessing the most frequent token ({most_frequent:.4f})"
-            self._say(f"warning: no better than {what}: the model has learnt nothing else yet")
+            self._say(f"warning: no better than {what}: the model has learned nothing else yet")
         elif self._warned < 2 and share >= _LATE and accuracy <= bigram:
             self._warned = 2
             what = f"guessing from one neighbor ({bigram:.4f})"
