@@ -262,6 +262,11 @@ class Queries(NamedTuple):
             torch.from_numpy(order[bounds[-1] :]),
         )
 
+    def zero_unused(self, x: Tensor) -> None:
+        """Zero the rows of x [R, ...] of tokens after the last sequence."""
+        if self.unused.numel():
+            x[self.unused] = 0
+
 
 class NativeAttention:
     """The C kernels for one call, without autograd.
@@ -349,7 +354,7 @@ class NativeAttention:
         assert self.takes_queries, "not for windows, nor on the matrix unit"
         self._check_queries(queries, q, keys_and_values)
         out = torch.empty_like(q)
-        out[queries.unused] = 0
+        queries.zero_unused(out)
         statistics = torch.empty(*q.shape[:2], 2)
         arguments, _scratch = self._arguments(q)
         library().attention_queries_forward(
@@ -372,7 +377,7 @@ class NativeAttention:
         """Return the gradients of q and of the keys and values."""
         d_out = d_out.contiguous()
         d_q = torch.empty_like(q)
-        d_q[queries.unused] = 0
+        queries.zero_unused(d_q)
         d_keys_and_values = torch.empty_like(keys_and_values)
         self._zero_tail(d_keys_and_values)
         arguments, _scratch = self._arguments(q)
