@@ -239,7 +239,7 @@ def test_more_names_of_the_published_program(work: Path, monkeypatch: pytest.Mon
     [
         (
             ["model.name=roberta"],
-            "model.name 'roberta' is unknown. Write another. Choices: hf_bert, mosaic_bert, ",
+            "model.name 'roberta' is unknown. Use a valid one. Choices: hf_bert, mosaic_bert, ",
         ),
         (["data_local=nowhere"], "nowhere/train_small"),
         (["max_duration=10 years"], "is not a duration"),
@@ -275,7 +275,7 @@ def test_more_names_of_the_published_program(work: Path, monkeypatch: pytest.Mon
             ["eval_loader.dataset.tokenizer_name=bert-base-uncased"],
             "is not vocab.txt. Give the same tokenizer",
         ),
-        (["train_loader.dataset.shuffle_algo=py9"], "Write another. Choices: naive, py1s, "),
+        (["train_loader.dataset.shuffle_algo=py9"], "Use a valid one. Choices: naive, py1s, "),
     ],
 )
 def test_user_error_is_one_line(

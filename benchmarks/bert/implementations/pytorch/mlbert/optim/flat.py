@@ -98,7 +98,9 @@ class ParameterPlace:
         self._cleared = None
 
     def _is_capturing(self) -> bool:
-        return self._is_cuda and torch.cuda.is_current_stream_capturing()
+        # Counted steps have tensors of a GPU that does not exist.
+        is_on_gpu = self._is_cuda and torch.cuda.is_initialized()
+        return is_on_gpu and torch.cuda.is_current_stream_capturing()
 
 
 class FlatParameters:
