@@ -37,7 +37,10 @@ GROUPS = (
 # CUTLASS and split-K.
 _NAMES = (
     (r"nccl|all_reduce|allreduce|all_gather|reduce_scatter|c10d|gloo", "communication"),
-    (r"flash|attention|fmha|attn|rotary", "attention"),
+    (
+        r"flash|attention|fmha|attn|rotary|(query|key_value)_gradient_kernel",
+        "attention",
+    ),
     (
         r"gemm|nvjet|cutlass|cublas|splitk|product_kernel|aten::(mm|addmm|bmm|baddbmm|linear|_scaled_mm)\b",
         "GEMM",
