@@ -64,6 +64,15 @@ class Curve(NamedTuple):
     name: str = ""  # in the table of points, if not that of the legend
 
 
+class _Look(NamedTuple):
+    """How a run within one system is drawn."""
+
+    color: str  # in `COLORS`
+    words: str  # in the legend
+    dashes: str  # of its curve
+    pattern: str  # of its bar, in `PATTERNS`
+
+
 def time_unit(seconds: float) -> tuple[float, str]:
     """Return the seconds in the unit that suits an axis up to this many seconds,
     and the unit's name.
@@ -109,16 +118,16 @@ def _times_of_runs(result: Result) -> Chart | None:
     )
 
     def paint(axes: Axes) -> None:
-        colors, words = zip(*(_mark(result, run) for run, _ in runs), strict=True)
+        looks = [_look(result, run) for run, _ in runs]
         axes.barh(
             range(len(runs)),
             values,
-            facecolor=[COLORS[name] for name in colors],
+            facecolor=[COLORS[look.color] for look in looks],
             edgecolor=COLORS["paper"],
             linewidth=0,
-            hatch=[PATTERNS[_pattern_of(result, run)] for run, _ in runs],
+            hatch=[PATTERNS[look.pattern] for look in looks],
             height=_BAR,
-            label=words,
+            label=[look.words for look in looks],
         )
         names = [shorten(f"run {run.name}", 16) for run, _ in runs]
         label_rows(
@@ -526,9 +535,10 @@ def _curves(
     """
     if len(results) == 1:
         lone = results[0]
+        looks = [(run, _look(lone, run)) for run in lone.runs]
         return [
-            Curve(*_mark(lone, run), points(lone, run), _dashes_of(lone, run), f"run {run.name}")
-            for run in lone.runs
+            Curve(look.color, look.words, points(lone, run), look.dashes, f"run {run.name}")
+            for run, look in looks
         ]
     return [
         Curve(
@@ -543,32 +553,15 @@ def _curves(
     ]
 
 
-def _mark(result: Result, run: ReportedRun) -> tuple[str, str]:
-    """Return the color of a run within one system and its words: counted, not in the mean,
-    or not successful.
-    """
+def _look(result: Result, run: ReportedRun) -> _Look:
+    """Return how a run within one system is drawn: counted, not in the mean, or not successful."""
     mark = result.marks.get(run.name)
     if mark is None:
-        return "s0", "counted" if FASTEST in result.marks.values() else "reached the target"
+        words = "counted" if FASTEST in result.marks.values() else "reached the target"
+        return _Look("s0", words, "-", "")
     if mark in (FASTEST, SLOWEST):
-        return "muted", "fastest or slowest: not counted"
-    return "warn", mark
-
-
-def _dashes_of(result: Result, run: ReportedRun) -> str:
-    """Return the dashes of a run within one system: solid if it counts."""
-    mark = result.marks.get(run.name)
-    if mark is None:
-        return "-"
-    return "--" if mark in (FASTEST, SLOWEST) else ":"
-
-
-def _pattern_of(result: Result, run: ReportedRun) -> str:
-    """Return the pattern of a run's bar within one system: none if it counts."""
-    mark = result.marks.get(run.name)
-    if mark is None:
-        return ""
-    return "stripes" if mark in (FASTEST, SLOWEST) else "cross"
+        return _Look("muted", "fastest or slowest: not counted", "--", "stripes")
+    return _Look("warn", mark, ":", "cross")
 
 
 def _level(
