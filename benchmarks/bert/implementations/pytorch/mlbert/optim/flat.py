@@ -64,7 +64,8 @@ class ParameterPlace:
         self.was_overwritten = False
         self.is_stale = False
         self._gradient = gradient
-        self._is_cuda = gradient.is_cuda
+        # Counted steps have tensors of a GPU that does not exist.
+        self._is_on_gpu = gradient.is_cuda and torch.cuda.is_initialized()
         self._cleared: bool | None = None
 
     @property
@@ -98,9 +99,7 @@ class ParameterPlace:
         self._cleared = None
 
     def _is_capturing(self) -> bool:
-        # Counted steps have tensors of a GPU that does not exist.
-        is_on_gpu = self._is_cuda and torch.cuda.is_initialized()
-        return is_on_gpu and torch.cuda.is_current_stream_capturing()
+        return self._is_on_gpu and torch.cuda.is_current_stream_capturing()
 
 
 class FlatParameters:
